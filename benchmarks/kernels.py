@@ -132,6 +132,19 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="N",
         help="stop a row of a GPU after as many; default: %(default)g",
     )
+    parser.add_argument(
+        "--sample-seconds",
+        type=float,
+        default=float("inf"),
+        metavar="N",
+        help="begin no round of samples of a GPU's row later",
+    )
+    parser.add_argument(
+        "--picks",
+        type=Path,
+        metavar="FILE",
+        help="time these candidates of a GPU's rows next to torch, and no other rows (tests/null/rows.py)",
+    )
     parser.add_argument("--list-gpu", action="store_true", help="print a GPU's rows that have no result")
     parser.add_argument(
         "--write-rules", action="store_true", help="measure burnt/torch_speed.json, of ops that match --rows"

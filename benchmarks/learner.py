@@ -480,6 +480,11 @@ def main(arguments: list[str] | None = None) -> None:
     found = compare(TASKS[0], rounds, seconds, options.device, rivals, tolerance=0.1)
     results["features"] = found
     print("\nwhat each feature adds\n" + table(TASKS[0], found))
+    if options.device.type == "cuda":
+        from burnt.kernels.optim import foreach_triton
+
+        # Tables of addresses that the optimizer's steps had to upload, of those that they needed.
+        results["uploads"] = foreach_triton._upload.cache_info()._asdict()
     results["log_5_metrics_microseconds"] = log_cost(calls)
     cost = results["log_5_metrics_microseconds"]
     print(f"\nwriting 5 metrics     {cost['median']:.1f} us, 99th percentile {cost['percentile_99']:.1f} us")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import resource
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -39,6 +40,16 @@ def sample(run: Callable[[], object], calls: int) -> Sample:
     seconds = time.perf_counter() - began
     switched = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - switches
     return Sample(seconds / calls, stolen() == ticks and switched <= _SWITCHES * seconds)
+
+
+def device_state() -> dict[str, float]:
+    """The clock (MHz) and the power (W) of the first NVIDIA GPU; nothing where `nvidia-smi` does not say."""
+    query = ("--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "--id=0")
+    try:
+        done = subprocess.run(("nvidia-smi", *query), capture_output=True, text=True, timeout=5, check=True)
+        return dict(zip(("clock_mhz", "watts"), map(float, done.stdout.split(",")), strict=True))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
 
 
 def orders(names: Iterable[Name]) -> Iterator[list[Name]]:

@@ -36,6 +36,7 @@ import re
 import statistics
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ from kernel_table import clock, steps
 from kernel_table.cpu import quartiles, say
 from kernel_table.gpu_products import PRODUCTS
 from kernel_table.gpu_rows import BACKWARD, FAMILIES, Family
-from kernel_table.own import Own, own_of
+from kernel_table.own import Own, bound, own_of
 from kernel_table.report import mark, text_table
 from kernel_table.row_process import RowProcess
 
@@ -64,6 +65,7 @@ SMALL = 1 << 12  # elements, about, of the inputs that host time is taken with
 _LIGER = "liger_kernel.transformers.functional"
 ROW_SECONDS = 300.0
 """After which a row's process is stopped: a kernel that hangs never ends by itself."""
+SPARE = 2  # processes that are started before their row begins
 _REPLAYS = 5  # of a graph in a sample
 
 
@@ -153,17 +155,25 @@ def copy_bandwidth(device: torch.device, divisor: int, rounds: int) -> float:
     return pairs[0].nbytes / statistics.median(take() for _ in range(rounds))
 
 
-def host_microseconds(fn: Callable[..., Any], inputs: Sequence[Tensor], number: int) -> float:
-    """Of a call that leaves the device little to do; the device is not waited for."""
-    taken = []
+def host(call: Callable[[], object], number: int) -> dict[str, float]:
+    """Microseconds of a call that leaves the device little to do and is not waited for; Triton's launches."""
+    taken, launches, on_gpu = [], [], torch.cuda.is_initialized()
     for _ in range(7):
-        if inputs[0].is_cuda:
+        if on_gpu:
             torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(number):
-            fn(*inputs)
+            call()
         taken.append((time.perf_counter() - began) / number * 1e6)
-    return statistics.median(taken)
+    found: dict[str, float] = {"host_us": statistics.median(taken)}
+    if on_gpu:
+        import triton
+
+        triton.knobs.runtime.launch_enter_hook.add(launches.append)
+        call()
+        triton.knobs.runtime.launch_enter_hook.remove(launches.append)
+        found["launches"] = len(launches)
+    return found
 
 
 # --- rows
@@ -177,6 +187,8 @@ def measure(
     divisor: int,
     rounds: int,
     tune: bool = False,
+    seconds_sampled: float = math.inf,
+    picks: Sequence[dict[str, Any] | None] = (),
 ) -> dict[str, Any]:
     """A row: seconds by rival, ratios, the bytes that have to be moved, host time."""
     first = family.inputs(device, gradients, divisor)
@@ -184,30 +196,26 @@ def measure(
     while len(sets) < copies(sum(t.nbytes for t in first), device):
         sets.append(family.inputs(device, gradients, divisor))
     functions = rivals_of(family, names)
-    gain = tuned(functions["burnt"], first) if tune else None
-    timers: dict[str, Timer] = {}
-    made: dict[str, list[Tensor]] = {}
+    op, call = family.beneath or (family.op, family.call)
+    if picks:
+        mine = {json.dumps(c): functools.partial(call, bound(burnt.kernels.OPS[op], c)) for c in picks}
+        functions = {"torch": family.torch or family.unfused, **mine}
+    gain = tuned(functions["burnt"], first) if tune and not picks else None
     result: dict[str, Any] = {"rivals": {}, "launched": [], "errors": {}}
     if gain is not None:
         result["tuned"] = gain
-    own = bound_own(family, first, result["errors"]) if family.product else None
+    own = bound_own(family, first, result["errors"]) if family.product and not picks else None
     if own is not None and own.candidate is not None:
-        place = family.beneath or (family.op, family.call)
-        functions["own"] = functools.partial(place[1], own)
-    for name, fn in functions.items():
-        try:
-            made[name] = [t.detach().float() for t in clock.flat(fn(*first)) if t.is_floating_point()]
-            if family.op not in RANDOM and not alike(made[name], made.get("burnt", made[name])):
-                raise ValueError("its results are not those of burnt")
-            runs = [clock.runner(fn, inputs, gradients) for inputs in sets]
-            timers[name], captured = timer(runs, device)
-        except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
-            result["errors"][name] = failure(name, error)
-            continue
-        if not captured:
-            result["launched"].append(name)
-    samples = sampled(timers, rounds, result["errors"])
+        functions["own"] = functools.partial(call, own)
+    timers = checked_timers(family, gradients, functions, sets, result)
+    samples = sampled(timers, rounds, result, seconds_sampled)
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
+    if picks and "torch" in seconds and len(seconds) > 1:
+        theirs = seconds.pop("torch")
+        best = min(seconds, key=seconds.__getitem__)
+        ratio = theirs / seconds[best]
+        found = {"candidate": best, "seconds": seconds[best], "torch_seconds": theirs, "ratio": ratio}
+        result |= {"own": found, "candidates": seconds, "seconds": seconds[best], "rivals": {"torch": ratio}}
     if own is not None and "torch" in seconds:
         ours, theirs = seconds.get("burnt" if own.candidate is None else "own"), seconds["torch"]
         result["own"] = {"candidate": own.candidate or own.chosen, "seconds": ours, "torch_seconds": theirs}
@@ -224,7 +232,7 @@ def measure(
         if family.peak and device.type == "cuda":
             ways = {n: clock.runner(fn, first, gradients) for n, fn in functions.items() if n in seconds}
             result["peak_mb"] = {name: peak(run) for name, run in ways.items()}
-        result["host_us"] = host_microseconds(functions["burnt"], small, 100 if divisor == 1 else 5)
+        result |= host(lambda: functions["burnt"](*small), 100 if divisor == 1 else 5)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     return result
@@ -242,16 +250,55 @@ def bound_own(family: Family, inputs: Sequence[Tensor], errors: dict[str, str]) 
         return None
 
 
-def sampled(timers: Mapping[str, Timer], rounds: int, errors: dict[str, str]) -> dict[str, list[float]]:
-    """Seconds by name, taken in turns; whoever fails takes no more turns, and has an error instead."""
+def checked_timers(
+    family: Family,
+    gradients: bool,
+    functions: Mapping[str, Callable[..., Any]],
+    sets: Sequence[Sequence[Tensor]],
+    result: dict[str, Any],
+) -> dict[str, Timer]:
+    """Timers of the functions whose results are like those of the first one; `result` says which failed."""
+    timers: dict[str, Timer] = {}
+    expected: list[Tensor] | None = None
+    for name, fn in functions.items():
+        try:
+            made = [t.detach().float() for t in clock.flat(fn(*sets[0])) if t.is_floating_point()]
+            expected = made if expected is None else expected
+            if family.op not in RANDOM and not alike(made, expected):
+                raise ValueError(f"its results are not those of {next(iter(functions))}")
+            runs = [clock.runner(fn, inputs, gradients) for inputs in sets]
+            timers[name], captured = timer(runs, sets[0][0].device)
+        except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
+            result["errors"][name] = failure(name, error)
+            continue
+        if not captured:
+            result["launched"].append(name)
+    return timers
+
+
+def sampled(
+    timers: Mapping[str, Timer], rounds: int, result: dict[str, Any], seconds: float = math.inf
+) -> dict[str, list[float]]:
+    """Seconds by name, taken in turns; whoever fails takes no more turns, and has an error instead.
+
+    Args:
+        timers: by name.
+        rounds: how often, at most.
+        result: gets the errors, and the clock and the power of the GPU meanwhile.
+        seconds: after which no round begins.
+    """
     samples: dict[str, list[float]] = {name: [] for name in timers}
-    for _ in range(rounds):
+    began = time.monotonic()
+    for number in range(rounds):
+        if number and time.monotonic() - began > seconds:
+            break
         for name in list(samples):
             try:
                 samples[name].append(timers[name]())
             except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
-                errors[name] = failure(name, error)
+                result["errors"][name] = failure(name, error)
                 del samples[name]
+    result |= clock.device_state() if torch.cuda.is_initialized() else {}
     return samples
 
 
@@ -281,11 +328,12 @@ def measure_step(
             result["errors"][name] = failure(name, error)
             continue
         result["launched"].append(name)
-    samples = sampled(timers, rounds, result["errors"])
+    samples = sampled(timers, rounds, result)
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
     if "burnt" not in seconds:
         return result
     result |= {"seconds": seconds["burnt"], "quartiles": quartiles(samples["burnt"])}
+    result |= host(runs["burnt"], 5)
     columns = {column: rival for column, rival in STEPS.items() if column in names and rival in seconds}
     result["rivals"] = {column: seconds[rival] / seconds["burnt"] for column, rival in columns.items()}
     return result
@@ -391,15 +439,34 @@ def facts(device: str, divisor: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def constants(device: str, divisor: int, rounds: int) -> dict[str, Any]:
+    """Facts for the cost model: the rate of torch's matmul, a launch, the clock and the power."""
+    where, size = placed(device), max(8192 // divisor, 16)
+    result: dict[str, Any] = {"errors": {}}
+    a, b = torch.randn((2, size, size), device=where, dtype=torch.bfloat16)
+    take, _ = timer([lambda: a @ b], where)
+    taken = sampled({"matmul": take}, 20 * rounds, result)["matmul"]
+    result["matmul_tflops"] = 2 * size**3 / statistics.median(taken) / 1e12
+    result["launch_us"] = host(a[:1, :1].neg_, 100)["host_us"]
+    return facts(device, divisor, rounds) | result
+
+
 def measure_row(
-    name: str, rivals: Sequence[str], device: str, divisor: int, rounds: int, tune: bool
+    name: str,
+    rivals: Sequence[str],
+    device: str,
+    divisor: int,
+    rounds: int,
+    tune: bool,
+    seconds_sampled: float = math.inf,
+    picks: Sequence[dict[str, Any] | None] = (),
 ) -> dict[str, Any]:
     """The row of a name."""
     where, take = placed(device), rows()[name]
     if isinstance(take, steps.Step):
         return measure_step(take, rivals, where, divisor, rounds) | {"product": True}
     family, gradients = take
-    row = measure(family, gradients, rivals, where, divisor, rounds, tune)
+    row = measure(family, gradients, rivals, where, divisor, rounds, tune, seconds_sampled, picks)
     return row | {"product": family.product, "aims": family.aimed(gradients), "whole": family.share}
 
 
@@ -422,7 +489,8 @@ def run(options: argparse.Namespace) -> None:
     divisor, rounds = (1024, 2) if options.quick else (1, 15)
     setting = {"device": str(options.device), "divisor": divisor, "rounds": rounds}
     began = time.monotonic()
-    process = RowProcess()
+    picks = json.loads(options.picks.read_text(encoding="utf-8")) if options.picks else {}
+    process, spare = RowProcess(), deque[RowProcess]()
     try:
         found = process.ask(options.row_seconds, do="facts", **setting)
         if "error" in found:
@@ -435,21 +503,28 @@ def run(options: argparse.Namespace) -> None:
             "rows": {},
         }
         for name in rows(options.group):
-            if not re.search(options.rows, name):
+            if not re.search(options.rows, name) or (picks and name not in picks):
                 continue
             if time.monotonic() - began > options.seconds:
                 results["left_out"] = [*results.get("left_out", []), name]
                 continue
             say(f"  {name}")
-            row = process.ask(
-                options.row_seconds, do="row", name=name, rivals=names, tune=options.tune, **setting
-            )
+            if picks:  # a process for each row; the next ones import torch meanwhile
+                process.close()
+                while len(spare) < 1 + SPARE:
+                    spare.append(RowProcess())
+                    spare[-1].start()
+                process = spare.popleft()
+            configs = [pick["config"] for pick in picks.get(name, ())]
+            more = {"picks": configs, "tune": options.tune, "seconds_sampled": options.sample_seconds}
+            row = process.ask(options.row_seconds, do="row", name=name, rivals=names, **more, **setting)
             results["rows"][name] = completed(name, row, results["rows"], copy)
             results["means"] = means(results["rows"], names)
             if options.json:
                 written(options.json, results)
     finally:
-        process.close()
+        for one in (process, *spare):
+            one.close()
     report(results, names)
     if any("burnt" in row["errors"] for row in results["rows"].values()):
         raise SystemExit("an op of burnt's failed; see above")

@@ -51,7 +51,7 @@ def run_on_devices(folder: Path) -> Iterator[str]:
         document = json.loads(file.read_text(encoding="utf-8"))
         if "stages" not in document or document["dry_run"] or document["asked_for"] == "cpu":
             continue
-        for stage in ("memory", "products", "swap"):
+        for stage in ("memory", "products", "not_run", "swap"):
             results = document["stages"].get(stage, {}).get("results", {})
             if results.get("quick", True):
                 continue

@@ -18,6 +18,26 @@ LIBRARY = frozenset({"library", "onednn", "onednn packed", "float32"})
 """Candidates that are calls of torch's or oneDNN's."""
 
 
+CANDIDATES = "triton", "flash", "steps", "generated"  # of a GPU, the special ones first
+
+
+def candidate_of(op: Any) -> Any:
+    """Our own candidate for a GPU; None for an op that has none."""
+    return next((op.candidates[name] for name in CANDIDATES if name in op.candidates), None)
+
+
+def bound(op: Any, config: dict[str, Any] | None) -> Callable[..., Any]:
+    """That candidate, called as the op is; without a configuration with the first of its alternatives."""
+    candidate = candidate_of(op)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        full = op.bind(args, kwargs)
+        chosen = config or candidate.alternatives(full)[0].config
+        return bind_candidate(op, candidate, chosen, full)(*full)
+
+    return call
+
+
 class Own:
     """An op that takes the best of our own candidates, bound by the first call; called as the op is.
 

@@ -109,16 +109,17 @@ def _on_gpus(pattern: str, results: Path) -> Found:
     found = Found()
     for path in sorted(results.glob("*-figures.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
+        rows: dict[str, Any] = {}  # a race is newer than what is kept of earlier calls
         for stage in document["stages"].values():
-            rows = stage.get("results", {}).get("rows", {}) if isinstance(stage.get("results"), dict) else {}
-            for name, row in rows.items():
-                op = next((op for start, op in GPU_ROWS.items() if name.startswith(start)), None)
-                if op is None or not row.get("own") or not re.search(pattern, op):
-                    continue
-                gradients = name.endswith("fwd+bwd")
-                for fact in torch_speed.read_table()[op]:
-                    if fact.processor == "gpu" and fact.gradients in (None, gradients) and not fact.where:
-                        place = found.setdefault(_key(fact), (document["device"], document["time"][:10], []))
-                        place[2].append(row["own"]["ratio"])
-                        break
+            rows |= stage["results"].get("rows", {}) if isinstance(stage.get("results"), dict) else {}
+        for name, row in rows.items():
+            op = next((op for start, op in GPU_ROWS.items() if name.startswith(start)), None)
+            if op is None or not row.get("own") or not re.search(pattern, op):
+                continue
+            gradients = name.endswith("fwd+bwd")
+            for fact in torch_speed.read_table()[op]:
+                if fact.processor == "gpu" and fact.gradients in (None, gradients) and not fact.where:
+                    place = found.setdefault(_key(fact), (document["device"], document["time"][:10], []))
+                    place[2].append(row["own"]["ratio"])
+                    break
     return found

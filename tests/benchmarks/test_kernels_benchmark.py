@@ -417,6 +417,16 @@ def test_where_ours_is_chosen_nothing_else_is_timed() -> None:
     assert (own.chosen, own.candidate) == ("generated", None)
 
 
+def test_picked_candidates_are_timed_next_to_torch() -> None:
+    gpu = module("gpu")
+    family, _ = gpu.rows()["matmul 2048"]
+    row = gpu.measure(family, False, ["torch"], torch.device("cpu"), 1024, 2, picks=[None])
+    assert row["errors"] == {}
+    assert row["own"]["candidate"] == "null"
+    assert row["own"]["seconds"] == row["seconds"] == row["candidates"]["null"]
+    assert row["rivals"]["torch"] == row["own"]["ratio"] == row["own"]["torch_seconds"] / row["seconds"]
+
+
 def test_our_own_is_listed_beside_the_rivals() -> None:
     cpu, report, sample = module("cpu"), module("report"), module("clock").Sample
     same = module("rows").SAME

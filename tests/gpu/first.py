@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import importlib
 import json
 import multiprocessing
@@ -32,6 +33,7 @@ from torch import Tensor
 from burnt import kernels
 from burnt.kernels.ops.matmul_gpu import run_launches
 from burnt.scheme import VALUES
+from tests.null import driver
 
 __all__ = ["CASES", "Case", "NotApplicableError", "Result", "check", "run"]
 
@@ -50,12 +52,16 @@ class Case(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a case: ``"passed"``, ``"failed"``, ``"not applicable"`` or ``"not begun"``, and why."""
+    """What came of a case: ``"passed"``, ``"failed"``, ``"not applicable"`` or ``"not begun"``, and why.
+
+    `digest` is that of the machine code of its kernels, where they are NVIDIA's.
+    """
 
     name: str
     outcome: str
     seconds: float
     detail: str = ""
+    digest: str | None = None
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -517,6 +523,15 @@ def check(name: str, device: torch.device, *, compared: bool = True) -> None:
             )
 
 
+def digest() -> str | None:
+    """The digest of the instructions of all kernels that this process has asked for."""
+    from tests.codegen.render.triton.machine_code import disassembled
+
+    cubins = {kernel.cubin for kernel in driver.compiled()} - {None}
+    codes = sorted(repr(disassembled(cubin.read_bytes()).instructions) for cubin in cubins if cubin)
+    return hashlib.sha256("\n".join(codes).encode()).hexdigest()[:16] if codes else None
+
+
 def _child(name: str, device: str, sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # burnt warns, and runs plain torch, where no kernel can be made: that would be compared with itself.
@@ -524,24 +539,24 @@ def _child(name: str, device: str, sender: Connection) -> None:
     try:
         torch.use_deterministic_algorithms(True, warn_only=True)  # memory that is not written holds NaN
         if device == "null":
-            from tests.null import driver
-
             driver.install()
             check(name, torch.device("cpu"), compared=False)
             hits = [k.hit for k in driver.compiled()]
             launches = driver.last_launch().launches
             if not launches:
                 raise AssertionError("no kernel was launched")
-            sender.send(("passed", f"{launches} launches, {sum(hits)} of {len(hits)} kernels from the cache"))
+            found = f"{launches} launches, {sum(hits)} of {len(hits)} kernels from the cache"
+            sender.send(("passed", found, digest()))
         else:
+            driver.record_compiled() if torch.device(device).type == "cuda" else None
             check(name, torch.device(device))
-            sender.send(("passed", ""))
+            sender.send(("passed", "", digest()))
     except NotApplicableError as error:
-        sender.send(("not applicable", str(error)))
+        sender.send(("not applicable", str(error), None))
     except BaseException as error:  # whatever it is, it is this case's result
         text = "".join(traceback.format_exception_only(error)).strip()
         place = traceback.extract_tb(error.__traceback__)[-1]
-        sender.send(("failed", f"{text[:1500]} ({Path(place.filename).name}:{place.lineno})"))
+        sender.send(("failed", f"{text[:1500]} ({Path(place.filename).name}:{place.lineno})", None))
 
 
 def run(
@@ -575,14 +590,14 @@ def run(
             assert isinstance(receiver, Connection)
             name, process, began = running.pop(receiver)
             try:
-                outcome, detail = receiver.recv()
+                outcome, detail, code = receiver.recv()
             except EOFError:
                 process.join()
-                outcome, detail = "failed", f"the process ended with exit code {process.exitcode}"
+                outcome, detail, code = "failed", f"the process ended with exit code {process.exitcode}", None
             process.join(5)
             if process.is_alive():
                 process.kill()  # a device that hangs lets no process go by itself
-            yield Result(name, outcome, round(time.monotonic() - began, 2), detail)
+            yield Result(name, outcome, round(time.monotonic() - began, 2), detail, code)
         for receiver, (name, process, began) in list(running.items()):
             if time.monotonic() - began > seconds:
                 process.kill()
@@ -603,8 +618,6 @@ def main() -> int:
     options = parser.parse_args()
     _import_all()
     if options.device == "null":
-        from tests.null import driver
-
         driver.install()  # built once, for all processes
     until = None if options.limit is None else time.monotonic() + options.limit
     names = [name for name in CASES if re.search(options.pattern, name)]
@@ -617,7 +630,7 @@ def main() -> int:
             with options.json.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(result)) + "\n")
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    return 1 if counts["failed"] or counts["not begun"] or not names else 0
+    return 1 if counts["failed"] or not names else 0
 
 
 def _import_all() -> None:

@@ -25,38 +25,75 @@ from typing import Any
 
 import torch
 
-__all__ = ["Compiled", "Launch", "compiled", "install", "is_installed", "last_launch", "why_not"]
+__all__ = [
+    "Compiled",
+    "Launch",
+    "compiled",
+    "install",
+    "is_installed",
+    "last_launch",
+    "launches",
+    "loaded",
+    "record_compiled",
+    "why_not",
+]
 
 SOURCE = Path(__file__).with_name("libcuda.c")
 
 
 class Launch(ctypes.Structure):
-    """The last launch, and how many there were."""
+    """A launch, which one it was (from 1 on), and the function's handle."""
 
     _fields_ = (
         ("launches", ctypes.c_int64),
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
+        ("function", ctypes.c_void_p),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A kernel that was asked for: its name, seconds of compilation (0 for a hit), bytes of shared memory."""
+    """A kernel that was asked for.
+
+    Args:
+        name: of its function.
+        hit: whether it was in the cache.
+        seconds: of compilation, 0 for a hit.
+        shared: bytes of shared memory.
+        cubin: the file of its machine code; None where Triton makes none.
+    """
 
     name: str
     hit: bool
     seconds: float
     shared: int | None
+    cubin: Path | None
 
 
 _compiled: list[Compiled] = []
+_loaded: dict[int, tuple[str, bytes]] = {}
 
 
 def compiled() -> Sequence[Compiled]:
-    """The kernels that were compiled or found in the cache since `install`."""
+    """The kernels that were compiled or found in the cache since `install` or `record_compiled`."""
     return _compiled
+
+
+def record_compiled() -> None:
+    """Make `compiled` list the kernels of this process from now on, with any driver."""
+    import triton
+
+    def listen(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+        name = src.name if hasattr(src, "name") else src.fn.__name__
+        shared = (
+            metadata.get("shared") if isinstance(metadata, Mapping) else getattr(metadata, "shared", None)
+        )
+        cubin = next((Path(file) for key, file in metadata_group.items() if key.endswith(".cubin")), None)
+        _compiled.append(Compiled(name, cache_hit, 0.0 if cache_hit else times.total / 1e6, shared, cubin))
+
+    triton.knobs.compilation.listener = listen
 
 
 def why_not() -> str | None:
@@ -87,6 +124,18 @@ def last_launch() -> Launch:
     read.restype = Launch
     launch: Launch = read()
     return launch
+
+
+def launches(since: int = 0) -> list[Launch]:
+    """The launches after so many; the driver remembers 4,096."""
+    read = _library().null_launch
+    read.restype, read.argtypes = Launch, [ctypes.c_int64]
+    return [read(number) for number in range(since, last_launch().launches)]
+
+
+def loaded(launch: Launch) -> tuple[str, bytes]:
+    """The name and the machine code (cubin) of the function that was launched."""
+    return _loaded[launch.function]
 
 
 @functools.cache
@@ -121,7 +170,6 @@ def install() -> None:
 
 
 def _install_driver() -> None:
-    import triton
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia import driver as nvidia
     from triton.runtime import driver
@@ -139,15 +187,17 @@ def _install_driver() -> None:
         def get_current_target(self) -> GPUTarget:
             return GPUTarget("cuda", 90, 32)
 
-    def listen(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
-        name = src.name if hasattr(src, "name") else src.fn.__name__
-        shared = (
-            metadata.get("shared") if isinstance(metadata, Mapping) else getattr(metadata, "shared", None)
-        )
-        _compiled.append(Compiled(name, cache_hit, 0.0 if cache_hit else times.total / 1e6, shared))
+    null = NullDriver()
+    load = null.utils.load_binary
 
-    driver.set_active(NullDriver())
-    triton.knobs.compilation.listener = listen
+    def load_binary(name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = load(name, binary, shared, device)
+        _loaded[found[1]] = name, binary
+        return found
+
+    null.utils.load_binary = load_binary
+    driver.set_active(null)
+    record_compiled()
     # What burnt asks of the current device: tensors on the CPU have the index None.
     torch.cuda.current_device = lambda: None  # type: ignore[assignment,return-value]
     torch.cuda.is_current_stream_capturing = lambda: False
@@ -157,8 +207,9 @@ def _send_to_triton() -> None:
     """Tensors on the CPU are sent to the kernels that a GPU would run."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.codegen.render.triton.source import parse_config, select_config
-    from burnt.codegen.runtime import targets, triton_backend, triton_launch
+    from burnt.codegen.runtime import targets, triton_backend, triton_compile_pool, triton_launch
     from burnt.codegen.runtime.target import BuiltKernels
+    from burnt.kernels.dispatch import generated
     from burnt.kernels.ops.rnn import layer, loop_triton
     from burnt.kernels.optim import foreach, foreach_triton
 
@@ -172,6 +223,7 @@ def _send_to_triton() -> None:
 
     triton_backend._build_triton = build
     null = dataclasses.replace(targets.TRITON, build=build)
-    targets.BY_DEVICE["cpu"] = null
+    targets.BY_DEVICE["cpu"] = generated.TRITON = null
+    triton_compile_pool.limits_of = lambda device: HOPPER
     layer._loop_module = lambda x: loop_triton
     foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[misc]

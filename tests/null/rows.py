@@ -1,74 +1,116 @@
 """Rows of the kernels' table launched through the null driver, at their sizes: no figures, no results.
 
     python -m tests.null.rows --group memory --rows "^softmax" --seconds 60
+    python -m tests.null.rows --picks .gpu/picks.json
 
 A row's op is replaced by the candidate that is a GPU's: flash attention, loops of recurrent layers, generated
 kernels. Rows of which nothing is a kernel of ours (functions around several ops) are named as left out.
+
+With `--picks` candidates of the products are launched, and what they launched is disassembled. The default
+and the four that are fastest by the cost model (`tests.null.cost`) are written, for a race on a GPU
+(`benchmarks/kernels.py --picks`).
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import math
 import re
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from tests.null import driver
+from burnt import kernels
+from tests.null import cost, driver
 
 ROOT = Path(__file__).parents[2]
-CANDIDATES = "triton", "flash", "steps", "generated"  # of a GPU, the special ones first
+sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from kernel_table import clock, gpu, own, steps  # noqa: E402
 
-def launched(op: Any) -> Callable[..., Any]:
-    """An op that takes the candidate of a GPU, called as the op is."""
-    from burnt.codegen.render.triton.matmul_config import HOPPER
-    from burnt.kernels.interface.binding import bind_candidate
-    from burnt.kernels.ops.attention.flash_config import configs
-
-    name = next(name for name in CANDIDATES if name in op.candidates)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        full = op.bind(args, kwargs)
-        blocks: dict[str, Any] | None = None
-        if name == "triton":
-            blocks = op.candidates[name].alternatives(full)[0].config
-        if name == "flash":
-            blocks = dict(configs(full[0].shape[3], full[0].element_size(), HOPPER)[0])
-        return bind_candidate(op, op.candidates[name], blocks, full)(*full)
-
-    return call
+RACED = (
+    r"^(matmul 4096|linear, bias, gelu|bmm .*|quantized.*|scaled.*|grouped.*|attention|attention, causal)$"
+)
+RACED += r"|^(attention|conv (56|28)\S+)( fwd\+bwd)?$"
+PICKS, LAUNCHED = 5, 16  # candidates of a row
+ATTENTION = {"forward_kernel": 2, "backward_keys": 4, "backward_queries": 3}
+"""Products of a pair of blocks; the keys' kernel has five where it computes the queries' gradient, too."""
 
 
 def launch(family: Any, gradients: bool, small: int) -> str | None:
     """Run a row's call, and its gradients; returns why there was nothing to launch, or None."""
-    from burnt import kernels
-
     name, call = family.beneath or (family.op, family.call)
     op = kernels.OPS.get(name)
-    if op is None or not any(known in op.candidates for known in CANDIDATES):
+    if op is None or own.candidate_of(op) is None:
         return f"{name} is a function around several ops"
-    inputs = family.inputs(torch.device("cpu"), gradients, 1)
+    cpu = torch.device("cpu")
+    inputs = family.inputs(cpu, gradients, 1)
     # What the host's time is taken with: the same forward of a few elements.
-    call(launched(op), *family.inputs(torch.device("cpu"), gradients, max(inputs[0].numel() // small, 2)))
-    result = call(launched(op), *inputs)
-    if gradients:
-        roots = [t for t in (result if isinstance(result, tuple) else (result,)) if t.requires_grad]
-        wanted = [t for t in inputs if t.requires_grad]
-        torch.autograd.grad(roots, wanted, [torch.ones_like(t) for t in roots], allow_unused=True)
+    call(own.bound(op, None), *family.inputs(cpu, gradients, max(inputs[0].numel() // small, 2)))
+    clock.runner(functools.partial(call, own.bound(op, None)), inputs, gradients)()
     return None
 
 
 def step(row: Any) -> None:
     """Run an optimizer's step of burnt's."""
-    from kernel_table import steps
-
     params, grads = ([torch.zeros(shape) for shape in row.shapes(1)] for _ in range(2))
     steps.burnts(row.kind, params, grads)()
+
+
+def works_of(run: Any, products: float) -> list[cost.Work]:
+    """Make a call, and return the work of its launches that the model knows."""
+    since = driver.last_launch().launches
+    outputs = run()[0].numel()
+    launches = [(*driver.loaded(launch), launch) for launch in driver.launches(since)]
+    names, works = {name for name, *_ in launches}, []
+    for name, cubin, launch in launches:
+        times = ATTENTION.get(name, 1) + (name == "backward_keys" and "backward_queries" not in names)
+        sizes = math.prod(launch.block), launch.shared, math.prod(launch.grid)
+        works.append(cost.work_of(cubin, *sizes, products * times, outputs))
+    return [work for work in works if work is not None]
+
+
+def picks_of(name: str, end: float, constants: cost.Constants) -> list[dict[str, Any]]:
+    """The default candidate of a row and the best of the others; none is compiled after `end`."""
+    family, gradients = gpu.rows()[name]
+    op_name, call = family.beneath or (family.op, family.call)
+    op, full = kernels.OPS[op_name], []
+    with FlopCounterMode(display=False) as counter:
+        family.unfused(*family.inputs(torch.device("meta"), False, 1))
+    products = counter.get_total_flops() / (4 if "attention" in op_name else 2)
+    inputs = family.inputs(torch.device("cpu"), gradients, 1)
+    found: list[dict[str, Any]] = []
+
+    def add(config: dict[str, Any] | None) -> None:
+        try:
+            run = clock.runner(functools.partial(call, own.bound(op, config)), inputs, gradients)
+            works = works_of(run, products)
+        except Exception as error:  # of any kind, such as too much shared memory: it is no candidate
+            print(f"    {config}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            return
+        seconds = sum(work.seconds(constants) for work in works)
+        found.append({"config": config, "seconds": seconds, "works": [w._asdict() for w in works]})
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        full[:] = op.bind(args, kwargs)
+        return own.bound(op, None)(*args, **kwargs)
+
+    call(note, *inputs)
+    add(None)
+    candidate = own.candidate_of(op)
+    for alternative in candidate.alternatives(full)[1:LAUNCHED]:
+        if alternative.skip_reason is None and time.monotonic() < end:
+            add(alternative.config)
+    together = candidate.suggest_config([(pick["config"], pick["seconds"]) for pick in found])
+    if together is not None:
+        add(together)
+    return [*found[:1], *sorted(found[1:], key=lambda pick: pick["seconds"])[: PICKS - 1]]
 
 
 def main() -> int:
@@ -77,27 +119,30 @@ def main() -> int:
     parser.add_argument("--group", choices=("memory", "products"), help="half of the rows")
     parser.add_argument("--rows", default="", metavar="PATTERN", help="a regular expression of rows' names")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row later")
+    parser.add_argument("--picks", type=Path, help="pick candidates of the products, and write them")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from kernel_table import gpu
-    from kernel_table.steps import Step
-
-    from burnt.codegen.render.triton.matmul_config import HOPPER
-    from burnt.codegen.runtime import triton_compile_pool
-
     driver.install()
-    triton_compile_pool.limits_of = lambda device: HOPPER
-    began = time.monotonic()
+    end = time.monotonic() + options.seconds
+    constants, picks = cost.Constants(), {}
+    for file in sorted((ROOT / "benchmarks" / "results").glob("nvidia-*-figures.json")):
+        refit = json.loads(file.read_text(encoding="utf-8"))["stages"].get("refit", {})
+        constants = cost.Constants(**refit["constants"]) if "constants" in refit else constants
     failed = late = 0
     for name, row in gpu.rows(options.group).items():
-        if not re.search(options.rows, name):
+        if not re.search(options.rows, name) or (options.picks and not re.search(RACED, name)):
             continue
-        if time.monotonic() - began > options.seconds:
+        if time.monotonic() > end:
             late += 1
             continue
         before, launches = len(driver.compiled()), driver.last_launch().launches
+        why = None
         try:
-            why = step(row) if isinstance(row, Step) else launch(*row, gpu.SMALL)
+            if options.picks:
+                picks[name] = picks_of(name, end, constants)
+            elif isinstance(row, steps.Step):
+                step(row)
+            else:
+                why = launch(*row, gpu.SMALL)
         except Exception as error:  # of any kind: the other rows are launched all the same
             failed += 1
             print(f"failed    {name}: {type(error).__name__}: {error}", flush=True)
@@ -106,6 +151,10 @@ def main() -> int:
         launches = driver.last_launch().launches - launches
         found = f"{launches} launches, {sum(hits)} of {len(hits)} kernels from the cache"
         print(f"{'left out' if why else 'launched'}  {name}: {why or found}", flush=True)
+        for pick in picks.get(name, ()):
+            print(f"{pick['seconds'] * 1e3:12.3f} ms  {json.dumps(pick['config'])}", flush=True)
+    if options.picks:
+        gpu.written(options.picks, picks)
     if late:
         print(f"{late} rows were not begun: no time was left")
     return 1 if failed else 0

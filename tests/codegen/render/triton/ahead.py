@@ -76,7 +76,7 @@ class Compiled:
     def code(self) -> MachineCode:
         """The machine code, of a kernel for NVIDIA."""
         assert self.cubin is not None
-        return disassembled(self.cubin)
+        return disassembled(self.cubin.read_bytes())
 
     @property
     def doubles(self) -> list[str]:

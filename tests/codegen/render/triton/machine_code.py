@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import re
 import subprocess
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import triton
 
-_TOOL = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _LABEL = re.compile(r"\s*(\.L_\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*?);")
 
@@ -31,10 +32,12 @@ class MachineCode:
     Args:
         instructions: of the kernel, or of a loop in it.
         loops: first and last instruction of each loop, by number.
+        skips: each branch forward, and the instruction to which it leads.
     """
 
     instructions: tuple[Instruction, ...]
     loops: tuple[tuple[int, int], ...] = ()
+    skips: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.instructions)
@@ -58,9 +61,14 @@ class MachineCode:
 
 
 @functools.cache
-def disassembled(cubin: Path) -> MachineCode:
+def disassembled(cubin: bytes) -> MachineCode:
     """Return the machine code of a compiled kernel."""
-    text = subprocess.run([_TOOL, "-c", cubin], capture_output=True, text=True, check=True).stdout
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run(
+            [TOOLS / "nvdisasm", "-c", file.name], capture_output=True, text=True, check=True
+        ).stdout
     labels: dict[str, int] = {}
     found: list[Instruction] = []
     for line in text.splitlines():
@@ -68,10 +76,11 @@ def disassembled(cubin: Path) -> MachineCode:
             labels[label[1]] = len(found)
         if instruction := _INSTRUCTION.search(line):
             found.append(Instruction(instruction[1], instruction[2]))
-    loops = []
+    branches = []
     for number, one in enumerate(found):
         target = re.search(r"`\((\.L_\w+)\)", one.operands)
-        if one.opcode.startswith("BRA") and target and labels.get(target[1], number + 1) <= number:
-            loops.append((labels[target[1]], number))
-    loops = [loop for loop in loops if loop[0] < loop[1]]  # the last instruction of a file branches to itself
-    return MachineCode(tuple(found), tuple(loops))
+        if one.opcode.startswith("BRA") and target and target[1] in labels:
+            branches.append((number, labels[target[1]]))
+    # The last instruction of a file branches to itself.
+    loops = tuple((target, number) for number, target in branches if target < number)
+    return MachineCode(tuple(found), loops, tuple(skip for skip in branches if skip[0] < skip[1]))
