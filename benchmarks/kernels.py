@@ -133,13 +133,6 @@ def main(arguments: list[str] | None = None) -> int:
         help="stop a row of a GPU after as many; default: %(default)g",
     )
     parser.add_argument(
-        "--sample-seconds",
-        type=float,
-        default=float("inf"),
-        metavar="N",
-        help="begin no round of samples of a GPU's row later",
-    )
-    parser.add_argument(
         "--picks",
         type=Path,
         metavar="FILE",

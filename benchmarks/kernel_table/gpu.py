@@ -36,7 +36,6 @@ import re
 import statistics
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ SMALL = 1 << 12  # elements, about, of the inputs that host time is taken with
 _LIGER = "liger_kernel.transformers.functional"
 ROW_SECONDS = 300.0
 """After which a row's process is stopped: a kernel that hangs never ends by itself."""
-SPARE = 2  # processes that are started before their row begins
+SAMPLE_SECONDS = 2.0  # of a row, after which no round begins
 _REPLAYS = 5  # of a graph in a sample
 
 
@@ -187,7 +186,6 @@ def measure(
     divisor: int,
     rounds: int,
     tune: bool = False,
-    seconds_sampled: float = math.inf,
     picks: Sequence[dict[str, Any] | None] = (),
 ) -> dict[str, Any]:
     """A row: seconds by rival, ratios, the bytes that have to be moved, host time."""
@@ -207,8 +205,22 @@ def measure(
     own = bound_own(family, first, result["errors"]) if family.product and not picks else None
     if own is not None and own.candidate is not None:
         functions["own"] = functools.partial(call, own)
-    timers = checked_timers(family, gradients, functions, sets, result)
-    samples = sampled(timers, rounds, result, seconds_sampled)
+    timers: dict[str, Timer] = {}
+    made: dict[str, list[Tensor]] = {}
+    expected = next(iter(functions))
+    for name, fn in functions.items():
+        try:
+            made[name] = [t.detach().float() for t in clock.flat(fn(*first)) if t.is_floating_point()]
+            if family.op not in RANDOM and not alike(made[name], made.get(expected, made[name])):
+                raise ValueError(f"its results are not those of {expected}")
+            runs = [clock.runner(fn, inputs, gradients) for inputs in sets]
+            timers[name], captured = timer(runs, device)
+        except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
+            result["errors"][name] = failure(name, error)
+            continue
+        if not captured:
+            result["launched"].append(name)
+    samples = sampled(timers, rounds, result)
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
     if picks and "torch" in seconds and len(seconds) > 1:
         theirs = seconds.pop("torch")
@@ -250,54 +262,22 @@ def bound_own(family: Family, inputs: Sequence[Tensor], errors: dict[str, str]) 
         return None
 
 
-def checked_timers(
-    family: Family,
-    gradients: bool,
-    functions: Mapping[str, Callable[..., Any]],
-    sets: Sequence[Sequence[Tensor]],
-    result: dict[str, Any],
-) -> dict[str, Timer]:
-    """Timers of the functions whose results are like those of the first one; `result` says which failed."""
-    timers: dict[str, Timer] = {}
-    expected: list[Tensor] | None = None
-    for name, fn in functions.items():
-        try:
-            made = [t.detach().float() for t in clock.flat(fn(*sets[0])) if t.is_floating_point()]
-            expected = made if expected is None else expected
-            if family.op not in RANDOM and not alike(made, expected):
-                raise ValueError(f"its results are not those of {next(iter(functions))}")
-            runs = [clock.runner(fn, inputs, gradients) for inputs in sets]
-            timers[name], captured = timer(runs, sets[0][0].device)
-        except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
-            result["errors"][name] = failure(name, error)
-            continue
-        if not captured:
-            result["launched"].append(name)
-    return timers
-
-
-def sampled(
-    timers: Mapping[str, Timer], rounds: int, result: dict[str, Any], seconds: float = math.inf
-) -> dict[str, list[float]]:
+def sampled(timers: Mapping[str, Timer], rounds: int, result: dict[str, Any]) -> dict[str, list[float]]:
     """Seconds by name, taken in turns; whoever fails takes no more turns, and has an error instead.
 
-    Args:
-        timers: by name.
-        rounds: how often, at most.
-        result: gets the errors, and the clock and the power of the GPU meanwhile.
-        seconds: after which no round begins.
+    The result gets the errors, and the clock and the power of the GPU.
     """
     samples: dict[str, list[float]] = {name: [] for name in timers}
     began = time.monotonic()
-    for number in range(rounds):
-        if number and time.monotonic() - began > seconds:
-            break
+    for _ in range(rounds):
         for name in list(samples):
             try:
                 samples[name].append(timers[name]())
             except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
                 result["errors"][name] = failure(name, error)
                 del samples[name]
+        if time.monotonic() - began > SAMPLE_SECONDS:
+            break
     result |= clock.device_state() if torch.cuda.is_initialized() else {}
     return samples
 
@@ -458,7 +438,6 @@ def measure_row(
     divisor: int,
     rounds: int,
     tune: bool,
-    seconds_sampled: float = math.inf,
     picks: Sequence[dict[str, Any] | None] = (),
 ) -> dict[str, Any]:
     """The row of a name."""
@@ -466,7 +445,7 @@ def measure_row(
     if isinstance(take, steps.Step):
         return measure_step(take, rivals, where, divisor, rounds) | {"product": True}
     family, gradients = take
-    row = measure(family, gradients, rivals, where, divisor, rounds, tune, seconds_sampled, picks)
+    row = measure(family, gradients, rivals, where, divisor, rounds, tune, picks)
     return row | {"product": family.product, "aims": family.aimed(gradients), "whole": family.share}
 
 
@@ -490,7 +469,7 @@ def run(options: argparse.Namespace) -> None:
     setting = {"device": str(options.device), "divisor": divisor, "rounds": rounds}
     began = time.monotonic()
     picks = json.loads(options.picks.read_text(encoding="utf-8")) if options.picks else {}
-    process, spare = RowProcess(), deque[RowProcess]()
+    process = RowProcess()
     try:
         found = process.ask(options.row_seconds, do="facts", **setting)
         if "error" in found:
@@ -509,22 +488,15 @@ def run(options: argparse.Namespace) -> None:
                 results["left_out"] = [*results.get("left_out", []), name]
                 continue
             say(f"  {name}")
-            if picks:  # a process for each row; the next ones import torch meanwhile
-                process.close()
-                while len(spare) < 1 + SPARE:
-                    spare.append(RowProcess())
-                    spare[-1].start()
-                process = spare.popleft()
             configs = [pick["config"] for pick in picks.get(name, ())]
-            more = {"picks": configs, "tune": options.tune, "seconds_sampled": options.sample_seconds}
+            more = {"picks": configs, "tune": options.tune}
             row = process.ask(options.row_seconds, do="row", name=name, rivals=names, **more, **setting)
             results["rows"][name] = completed(name, row, results["rows"], copy)
             results["means"] = means(results["rows"], names)
             if options.json:
                 written(options.json, results)
     finally:
-        for one in (process, *spare):
-            one.close()
+        process.close()
     report(results, names)
     if any("burnt" in row["errors"] for row in results["rows"].values()):
         raise SystemExit("an op of burnt's failed; see above")

@@ -37,7 +37,7 @@ class RowProcess:
             seconds: after which the process is killed.
             question: ``do="facts"`` or ``do="row"``, and the arguments of `gpu.facts` or `gpu.measure_row`.
         """
-        process = self._process or self.start()
+        process = self._process or self._start()
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -67,8 +67,7 @@ class RowProcess:
             with contextlib.suppress(BrokenPipeError):  # a question that it did not read
                 pipe.close()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the process, which imports torch before it is asked."""
+    def _start(self) -> subprocess.Popen[bytes]:
         here = str(Path(__file__).parent.parent)
         paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         self._process = subprocess.Popen(

@@ -26,8 +26,6 @@ from typing import Any
 import torch
 
 __all__ = [
-    "Compiled",
-    "Launch",
     "compiled",
     "install",
     "is_installed",
@@ -55,21 +53,13 @@ class Launch(ctypes.Structure):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A kernel that was asked for.
-
-    Args:
-        name: of its function.
-        hit: whether it was in the cache.
-        seconds: of compilation, 0 for a hit.
-        shared: bytes of shared memory.
-        cubin: the file of its machine code; None where Triton makes none.
-    """
+    """A kernel that was asked for: seconds of compilation (0 for a hit), bytes of shared memory, a cubin."""
 
     name: str
     hit: bool
     seconds: float
     shared: int | None
-    cubin: Path | None
+    cubin: Path | None  # the file; None where Triton makes none
 
 
 _compiled: list[Compiled] = []
