@@ -72,26 +72,11 @@ class BoundLaunch:
     ) -> None:
         self.function, self.grid = function, (*grid, 1, 1)[:3]
         self.constants, self.options = constants, options
-        self.varying: list[Any] = []
-        self.arguments = self._slots(arguments)
+        self.varying = [Pointer.of(v) if isinstance(v, torch.Tensor) else v for v in varying(arguments)]
+        self.arguments = _slots(arguments)
         self.compiled: dict[tuple[int, ...], Any] = {}  # by the addresses' remainders of 16
         # Takes the stream and what varies: addresses and numbers. The device must be the current one.
         self.call: Callable[..., None] = self._interpret if IS_INTERPRETED else self._launch
-
-    def _slots(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Replace what varies by `_VARIES`, and append it to `varying`."""
-
-        def slot(value: Any) -> Any:
-            if isinstance(value, tuple) and not isinstance(value, Pointer):
-                return self._slots(value)
-            if isinstance(value, torch.Tensor):
-                value = Pointer.of(value)
-            if not isinstance(value, Pointer | float) and value is not ANY_INT:
-                return value
-            self.varying.append(value)
-            return _VARIES
-
-        return _rebuild(arguments, map(slot, arguments))
 
     def _interpret(self, stream: int, *values: Any) -> None:
         self.function[self.grid](*_fill(self.arguments, iter(values)), **self.constants)
@@ -175,6 +160,27 @@ def _run_on_device(function: Callable[..., Any], device: int, *arguments: Any) -
 
 
 _VARIES = object()
+
+
+def varying(arguments: Iterable[Any]) -> list[Any]:
+    """Return the arguments that vary, in order, of tuples too."""
+    found: list[Any] = []
+    for a in arguments:
+        if _varies(a):
+            found.append(a)
+        elif isinstance(a, tuple):
+            found += varying(a)
+    return found
+
+
+def _varies(argument: Any) -> bool:
+    return isinstance(argument, torch.Tensor | Pointer | float) or argument is ANY_INT
+
+
+def _slots(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Replace what varies by `_VARIES`."""
+    parts = [_VARIES if _varies(a) else _slots(a) if isinstance(a, tuple) else a for a in arguments]
+    return _rebuild(arguments, parts)
 
 
 def _fill(arguments: tuple[Any, ...], values: Iterator[Any]) -> tuple[Any, ...]:

@@ -33,7 +33,14 @@ from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.interface.autocast import autocast_dtype
-from burnt.kernels.interface.binding import aliases, as_list, bind_candidate, describe_results, structure_of
+from burnt.kernels.interface.binding import (
+    aliases,
+    as_list,
+    bind_candidate,
+    bind_guarded,
+    describe_results,
+    structure_of,
+)
 from burnt.kernels.interface.candidate import OPS, Candidate
 from burnt.kernels.interface.checks import all_strided, describe, format_signature, translate_error
 
@@ -262,7 +269,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         if entry is None:
             return self._first_call(signature, args)
         if call_args is not None and recent.has_room(call_args):
-            bound = entry.candidate.bind_guarded(args, entry.config) or GuardedCall(entry.call)
+            bound = bind_guarded(self, entry.candidate, entry.config, args) or GuardedCall(entry.call)
             guard = build_guard(self.parameters, args, bound.conditions, bound.exact_floats)
             recent.add(call_args, guard, entry._replace(call=bound.call))
         return self._run_entry(entry, args)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.frontend.guards import GuardedCall
 from burnt.codegen.function import Function
 from burnt.kernels.interface.candidate import AnyOp, Candidate
 from burnt.kernels.interface.checks import describe, translate_error
@@ -130,7 +131,20 @@ def bind_candidate(
 
     If the candidate is not differentiable and a gradient is needed, the call is an autograd function.
     """
-    call = candidate.bind_config(args, config)
+    return _differentiable(op, candidate, candidate.bind_config(args, config), args)
+
+
+def bind_guarded(
+    op: AnyOp, candidate: Candidate, config: dict[str, Any] | None, args: Sequence[Any]
+) -> GuardedCall | None:
+    """Return the same for arguments that a guard finds to be like these; None if it is no faster."""
+    bound = candidate.bind_guarded(args, config)
+    return None if bound is None else bound._replace(call=_differentiable(op, candidate, bound.call, args))
+
+
+def _differentiable(
+    op: AnyOp, candidate: Candidate, call: Callable[..., Any], args: Sequence[Any]
+) -> Callable[..., Any]:
     tensors = [a for a in args if isinstance(a, Tensor)]
     if candidate.differentiable or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return call

@@ -53,6 +53,8 @@ class Candidate:
         best: takes the arguments; returns whether to select it if nothing was measured. By default always.
         compiles: takes a configuration and the arguments; starts compiling in other processes, several
             configurations at once, and returns a future, or None if that is not possible.
+        binds: takes a configuration and the arguments; returns a faster call for arguments that differ only
+            in the addresses and values of tensors, or None.
         differentiable: autograd can differentiate the call. Otherwise gradients are computed by the function
             registered with `backward`, or without one from the reference.
         autocast: under autocast it behaves as torch's own ops do. Other candidates do not run under autocast,
@@ -77,6 +79,7 @@ class Candidate:
         configs: Callable[..., Sequence[dict[str, Any]]] | None = None,
         best: Callable[..., bool] | None = None,
         compiles: Callable[..., Future[None] | None] | None = None,
+        binds: Callable[..., Callable[..., Any] | None] | None = None,
         differentiable: bool = False,
         autocast: bool = False,
         checks_values: bool = False,
@@ -94,7 +97,13 @@ class Candidate:
             is_list = values is None or isinstance(values, list | tuple | set | frozenset)
             if not is_list or (values is not None and not (values and all(map(is_valid, values)))):
                 raise self.definition_error(limit, f"a list of {expected}; None for any", repr(values))
-        for limit, fn in (("when=", when), ("configs=", configs), ("best=", best), ("compiles=", compiles)):
+        for limit, fn in (
+            ("when=", when),
+            ("configs=", configs),
+            ("best=", best),
+            ("compiles=", compiles),
+            ("binds=", binds),
+        ):
             if fn is not None and not callable(fn):
                 raise self.definition_error(limit, "a function of the op's arguments", repr(fn))
         self.devices = None if devices is None else tuple(devices)
@@ -103,6 +112,7 @@ class Candidate:
         self.configs = configs
         self.best = best
         self.compiles = compiles
+        self.binds = binds
         self.differentiable = differentiable
         self.autocast = autocast
         self.checks_values = checks_values
@@ -149,7 +159,8 @@ class Candidate:
 
     def bind_guarded(self, args: Sequence[Any], config: dict[str, Any] | None) -> GuardedCall | None:
         """Return a call with all arguments by position, which a guard finds to be like `args`, or None."""
-        return None
+        call = None if self.binds is None else self.binds(config, *args)
+        return None if call is None else GuardedCall(call, exact_floats=True)
 
     def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
         """Whether it can run these arguments with a configuration that was stored earlier."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnt import _torch
+from burnt.codegen.runtime.host_code import HostCode
 
 if TYPE_CHECKING:
     from burnt.codegen.runtime.bound_launch import BoundLaunch
@@ -54,6 +58,79 @@ def compile_all(launches: Iterable[Launch], device: torch.device) -> Future[None
 
     jobs = [job_of(step.kernel, step.arguments, step.constants, step.options) for step in launches]
     return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit(jobs)
+
+
+def bind_launches(
+    build: Callable[..., tuple[Iterable[Launch], Any]], args: Sequence[Any], device: torch.device
+) -> Callable[..., Any] | None:
+    """Generate a function of arguments like `args`, which runs the launches that `build` returns.
+
+    `build` takes the arguments on the meta device, and returns launches and the function's result: a tensor,
+    or a tuple of tensors and None. It runs once. The function differs from a call only in addresses, so it is
+    for the same values of all other arguments. None where `build` does more with tensors than to allocate and
+    view them.
+    """
+    from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, add_launch, varying
+
+    code = HostCode([f"x{i}" for i in range(len(args))], device)
+    meta_args = on_meta(*args)
+    with _Allocations() as allocations:
+        launches, result = build(*meta_args)
+    if not allocations.is_all:
+        return None
+    owners = [(x, a) for x, a in zip(code.parameters, meta_args, strict=True) if isinstance(a, Tensor)]
+    for i, tensor in enumerate(allocations.found):
+        owners.append((f"y{i}", tensor))
+        code.empty(f"y{i}", tensor.shape, tensor.stride(), tensor.dtype)
+
+    def text(value: Any) -> str:
+        if isinstance(value, tuple):
+            return f"({''.join(f'{text(v)}, ' for v in value)})"
+        if not isinstance(value, Tensor):
+            return code.name(value)
+        variable, owner = next((v, o) for v, o in owners if _torch.share_memory(value, o))
+        layout, whole = ((t.dtype, tuple(t.shape), t.stride(), t.storage_offset()) for t in (value, owner))
+        return variable if layout == whole else code.call(_view, variable, *map(code.name, layout))
+
+    def argument(value: Any) -> str:
+        if IS_INTERPRETED or not isinstance(value, Tensor):
+            return text(value)
+        variable = next(v for v, owner in owners if _torch.share_memory(value, owner))
+        offset = value.storage_offset() * value.element_size()
+        return code.address(variable) + (f" + {offset}" if offset else "")
+
+    for launch in launches:
+        arguments = [argument(value) for value in varying(launch.arguments)]
+        add_launch(code, launch.bind(), arguments)
+    return code.build(text(result))
+
+
+class _Allocations(TorchDispatchMode):
+    """Notes the tensors that are allocated, and whether all other operations are views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[Tensor] = []
+        self.is_all = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in _ALLOCATE:
+            self.found.append(result)
+        elif not func.is_view:
+            self.is_all = False
+        return result
+
+
+_ATEN = torch.ops.aten
+_ALLOCATE = _ATEN.empty, _ATEN.new_empty, _ATEN.empty_strided, _ATEN.new_empty_strided, _ATEN.empty_like
+
+
+def _view(
+    tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Tensor:
+    """Return a view that begins at an offset from a tensor's first element."""
+    return tensor.view(dtype).as_strided(shape, strides, tensor.storage_offset() + offset)
 
 
 def on_meta(*args: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
+import functools
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.codegen.precision import precision
 from burnt.codegen.render.triton.matmul_config import TILES, MatmulStructure, configs_to_measure
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.interface.launch import Launch, compile_all, on_meta, run_all
+from burnt.kernels.interface.launch import Launch, bind_launches, compile_all, on_meta, run_all
 
 DTYPES = torch.float16, torch.bfloat16, torch.float32
 """The floating-point dtypes that the kernels take."""
@@ -21,13 +21,7 @@ DTYPES = torch.float16, torch.bfloat16, torch.float32
 
 def run_launches(launches: Iterable[Launch], out: Tensor) -> Tensor:
     """Launch kernels, and return the result that they write."""
-    import triton
-
-    from burnt.codegen.runtime.bound_launch import scratch
-
-    context = contextvars.copy_context()
-    context.run(triton.set_allocator, scratch)  # for descriptors; the user's own stays
-    context.run(run_all, launches, out)
+    run_all(launches, out)
     return out
 
 
@@ -65,8 +59,13 @@ def add_candidate(
     def compute(*args: Any, config: dict[str, str]) -> Tensor:
         return run_launches(*launches(config, args[0].device, *args))
 
+    def bind(config: dict[str, str], *args: Any) -> Callable[..., Tensor] | None:
+        device = args[0].device
+        return bind_launches(functools.partial(launches, config, device), args, device)
+
     limits: dict[str, Any] = {"devices": ["cuda"], "dtypes": DTYPES, "when": unsupported_reason, "best": best}
-    return op.candidate("triton", configs=all_configs, compiles=start_compiling, **limits)(compute)
+    register = op.candidate("triton", configs=all_configs, compiles=start_compiling, binds=bind, **limits)
+    return register(compute)
 
 
 def rows_structure(a: Tensor, b: Tensor) -> MatmulStructure:
