@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,9 +48,15 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 
 def run_all(launches: Iterable[Launch], tensor: Tensor) -> None:
     """Launch kernels, in order, on a tensor's device."""
+    import triton
+
+    from burnt.codegen.runtime.bound_launch import scratch
+
+    context = contextvars.copy_context()
+    context.run(triton.set_allocator, scratch)  # for descriptors; the user's own stays
     with on_device_of(tensor):
         for launch in launches:
-            launch()
+            context.run(launch.__call__)
 
 
 def compile_all(launches: Iterable[Launch], device: torch.device) -> Future[None]:
@@ -66,9 +73,9 @@ def bind_launches(
     """Generate a function of arguments like `args`, which runs the launches that `build` returns.
 
     `build` takes the arguments on the meta device, and returns launches and the function's result: a tensor,
-    or a tuple of tensors and None. It runs once. The function differs from a call only in addresses, so it is
-    for the same values of all other arguments. None where `build` does more with tensors than to allocate and
-    view them.
+    or a tuple of tensors and None. It runs once, and for each call with tensors that are not aligned to 16
+    bytes. The function is for the same values of all arguments but tensors. None where `build` does more with
+    tensors than to allocate and view them.
     """
     from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, add_launch, varying
 
@@ -79,6 +86,14 @@ def bind_launches(
     if not allocations.is_all:
         return None
     owners = [(x, a) for x, a in zip(code.parameters, meta_args, strict=True) if isinstance(a, Tensor)]
+
+    def run(*args: Any) -> Any:
+        launches, result = build(*args)
+        run_all(launches, next(a for a in args if isinstance(a, Tensor)))
+        return result
+
+    addresses = " | ".join([code.address(x) for x, _ in owners])
+    code.lines += [f"if ({addresses}) & 15:", f"    return {code.call(run, *code.parameters)}"]
     for i, tensor in enumerate(allocations.found):
         owners.append((f"y{i}", tensor))
         code.empty(f"y{i}", tensor.shape, tensor.stride(), tensor.dtype)

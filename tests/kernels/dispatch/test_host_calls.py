@@ -66,6 +66,35 @@ print("as expected")
 """
 
 
-def test_an_op_enters_few_python_functions() -> None:
-    done = forked.run(START + OPS)
+HAND_WRITTEN = """
+attention = kernels.OPS["dot_product_attention"]
+attention.candidates["flash"].devices = kernels.quantized_linear.candidates["triton"].devices = None
+for gradient, limit, launches in ((False, 14, 1), (True, 80, 4)):
+    heads = [rows(1, 2, 128, 64, gradient=gradient) for _ in range(3)]
+    out = rows(1, 2, 128, 64)
+    choose("flash", dict.fromkeys(("forward", "dots", "keys", "queries"), "64x64 w4 s2"))
+
+    def call():
+        y = attention(*heads, None, None, 0)
+        if gradient:
+            y.backward(out)
+            for head in heads:
+                head.grad = None
+
+    within(limit, launches, call)
+
+from burnt.kernels.ops.quantized.quantize import quantized_example
+parts = quantized_example(torch.device("cpu"), 128, 256, "int4", 32, True)
+x = rows(1, 256)
+for config in ({"vector": "4x32 w4 k1"}, {"tiles": "16x32x32 w4 s2 k2"}):
+    choose("triton", config)
+    kernels.quantized_linear.forget()
+    within(14, 1 + ("k2" in str(config)), lambda: kernels.quantized_linear(x, *parts, None, None, "int4", 32))
+print("as expected")
+"""
+
+
+@pytest.mark.parametrize("program", [OPS, HAND_WRITTEN], ids=["generated", "by hand"])
+def test_an_op_enters_few_python_functions(program: str) -> None:
+    done = forked.run(START + program)
     assert done.stdout == "as expected\n", done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.interface.launch import Launch, compile_all, on_meta
+from burnt.kernels.interface.launch import Launch, bind_launches, compile_all, on_meta
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs
 from burnt.kernels.ops.attention.reference import Options, dot_product_attention, intervals, run_candidate
@@ -146,6 +147,52 @@ def call_launches(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -
     return list(launches.values())
 
 
+def _bind(config: Mapping[str, str], *given: Any) -> Callable[..., Tensor] | None:
+    """Return a call for arguments like these, whose launches are built once, those of the backward too."""
+    from burnt.kernels.ops.attention import flash_triton as kernels
+
+    blocks, device, needs_gradient = parse_blocks(config), given[0].device, wants_gradient(*given[:3])
+
+    def build_forward(*args: Any) -> Any:
+        (q, k, v), launches = map(unit_last_stride, args[:3]), list[Launch]()
+        problem = make_problem(q, k, *args[3:])
+        results = kernels.forward(q, k, v, problem, blocks, lambda found, _: launches.extend(found))
+        return launches, results if needs_gradient else results[0]
+
+    def build_backward(needed: tuple[bool, bool], *args: Any) -> Any:
+        problem, launches = make_problem(*args[1:3], *args[6:]), list[Launch]()
+        g, q, k, v, out, lse = args[:6]
+        results = kernels.backward(
+            g, q, k, v, out, lse, problem, blocks, needed, lambda found, _: launches.extend(found)
+        )
+        return launches, results
+
+    forward = bind_launches(build_forward, given, device)
+    if forward is None or not needs_gradient:
+        return forward
+    backwards: dict[Any, Callable[..., Any] | None] = {}
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        def backward(grad_out: Tensor, *saved: Any) -> Any:
+            grad_out, needed = unit_last_stride(grad_out), (saved[-1][0], any(saved[-1][1:]))
+            args = (grad_out, *saved[:-1], *rest)
+            key = needed, grad_out.stride(), torch.are_deterministic_algorithms_enabled()
+            if key not in backwards:
+                backwards[key] = bind_launches(functools.partial(build_backward, needed), args, device)
+            run = backwards[key]
+            if run is None:
+                problem = make_problem(*args[1:3], *rest)
+                return kernels.backward(*args[:6], problem, blocks, needed)  # type: ignore[call-arg]
+            return run(*args)
+
+        def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return dot_product_attention.reference(q, k, v, *rest)
+
+        return run_candidate(q, k, v, lambda *tensors: forward(*tensors, *rest), backward, eager)
+
+    return call
+
+
 def parse_blocks(config: Mapping[str, str]) -> dict[str, FlashConfig]:
     """Parse the block sizes of each kernel from a configuration."""
     return {name: FlashConfig.of(config[name]) for name in KERNELS if name in config}
@@ -159,6 +206,7 @@ def parse_blocks(config: Mapping[str, str]) -> dict[str, FlashConfig]:
     best=lambda q, k, v, *rest: not Options(*rest).is_torchs(q, k),  # torch's take 0.7 of the time on an H100
     configs=_configs,
     compiles=_start_compiling,
+    binds=_bind,
     differentiable=True,
 )
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:
