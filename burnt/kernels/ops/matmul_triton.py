@@ -45,7 +45,8 @@ def matmul_launches(
         "GROUP": config.group, "PROGRAMS": config.programs,
         "WIDTH": max(_EPILOGUE_ELEMENTS * 32 * config.warps // config.block_m, 16),
         "EVEN_K": terms % config.block_k == 0, "PRECISION": precision,
-        **_constants(args, config.split, epilogue, settings), **constants,
+        "epilogue": epilogue, "SPLIT_K": config.split, "SETTINGS": settings,
+        "INT64_INDICES": _max_offset(args) > INT32_INDEX_LIMIT, **constants,
     }  # fmt: skip
     grid = (min(config.programs or tiles, tiles),)
     first = Launch(matmul, grid, (args, parts, *sizes), constants, config.options | options)
@@ -73,16 +74,11 @@ def reduce_launches(
     batches, rows, columns = sizes
     width = min(triton.next_power_of_2(columns), 128)
     height = _SPLIT_K_ELEMENTS // width
-    constants = {"HEIGHT": height, "WIDTH": width, **_constants(args, split, epilogue, settings)}
+    wide = _max_offset(args) > INT32_INDEX_LIMIT
+    constants = {"epilogue": epilogue, "SPLIT_K": split, "SETTINGS": settings, "INT64_INDICES": wide}
+    constants |= {"HEIGHT": height, "WIDTH": width}
     grid = (batches * triton.cdiv(rows, height) * triton.cdiv(columns, width),)
     return [Launch(reduce_split_k, grid, (args, parts, *sizes), constants, options)]
-
-
-def _constants(
-    args: tuple[Any, ...], split: int, epilogue: Any, settings: tuple[Any, ...] | None
-) -> dict[str, Any]:
-    wide = _max_offset(args) > INT32_INDEX_LIMIT
-    return {"epilogue": epilogue, "SPLIT_K": split, "INT64_INDICES": wide, "SETTINGS": settings}
 
 
 def _max_offset(argument: Any) -> int:

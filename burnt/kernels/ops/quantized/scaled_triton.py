@@ -33,6 +33,8 @@ def _store_scaled(sums, row, column, in_row, in_column, batch, args, SETTINGS: t
 
     Rows are the positions of all samples; the result is ``[samples, channels, positions]``.
     """
+    VALUE: tl.constexpr = SETTINGS[0]  # Triton 3.6 passes elements of a tuple on as values
+    ACTIVATION: tl.constexpr = SETTINGS[1]
     result_args, scales, quantization, _ = args
     out, columns, channels, positions = result_args
     x_scale, x_scale_stride, scale, scale_stride = scales
@@ -46,12 +48,12 @@ def _store_scaled(sums, row, column, in_row, in_column, batch, args, SETTINGS: t
     result = sums.to(tl.float32) * row_scale * column_scale
     if bias is not None:
         result += tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
-    result = activate(result, SETTINGS[1])
+    result = activate(result, ACTIVATION)
     if out_scale is not None:
         zero = 0.0
         if out_zero is not None:
             zero = tl.load(out_zero).to(tl.float32)
-        result = requantize(result, tl.load(out_scale).to(tl.float32), zero, SETTINGS[0])
+        result = requantize(result, tl.load(out_scale).to(tl.float32), zero, VALUE)
     place = (sample * channels + column) * positions + position
     tl.store(out + place, result.to(out.dtype.element_ty), mask=in_row & in_column)
 
@@ -59,9 +61,10 @@ def _store_scaled(sums, row, column, in_row, in_column, batch, args, SETTINGS: t
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_values(values, row, stride, term, in_tile, SETTINGS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of 8-bit values, of rows that are contiguous; as float16 where there are no float8 units."""
+    VALUE: tl.constexpr = SETTINGS[0]
     tile = tl.load(values + row * stride + term, mask=in_tile, other=0.0)
     if SETTINGS[2]:
-        tile = decode_float16(tile, SETTINGS[0])
+        tile = decode_float16(tile, VALUE)
     return tile
 
 

@@ -33,7 +33,8 @@ def _store(sums, n, m, in_n, in_m, batch, args, SETTINGS: tl.constexpr):  # type
         sums *= tl.load(scale + n * scale_stride, mask=in_n, other=0.0).to(tl.float32)
     if bias is not None:
         sums += tl.load(bias + n, mask=in_n, other=0.0).to(tl.float32)
-    tl.store(out + m * N + n, activate(sums, SETTINGS[3]).to(out.dtype.element_ty), mask=in_n & in_m)
+    ACTIVATION: tl.constexpr = SETTINGS[3]  # Triton 3.6 passes elements of a tuple on as values
+    tl.store(out + m * N + n, activate(sums, ACTIVATION).to(out.dtype.element_ty), mask=in_n & in_m)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -114,6 +115,7 @@ def _load_weight(  # type: ignore[no-untyped-def]
 ):
     """A tile of the decoded weight ``[ROWS, COLUMNS]``, with the scales of blocks."""
     x, values, scale, zero, _, _, N, _, K, stored, _, value_stride, scale_stride = args
+    VALUE: tl.constexpr = SETTINGS[0]
     PER_BYTE: tl.constexpr = SETTINGS[1]
     BLOCK: tl.constexpr = SETTINGS[2]
     GROUPS: tl.constexpr = COLUMNS // BLOCK if BLOCK > 0 and BLOCK < COLUMNS else 1
@@ -134,7 +136,7 @@ def _load_weight(  # type: ignore[no-untyped-def]
             offset = tl.load(zero + place, mask=in_block, other=0).to(tl.float32)
     elif zero is not None:
         offset += tl.load(zero + n * scale_stride, mask=in_n, other=0).to(tl.float32)[:, None]
-    numbers = _decode_bytes(packed, tl.expand_dims(offset, 2), SETTINGS[0], PER_BYTE)
+    numbers = _decode_bytes(packed, tl.expand_dims(offset, 2), VALUE, PER_BYTE)
     return tl.reshape(numbers * tl.expand_dims(factor, 2), [ROWS, COLUMNS]).to(x.dtype.element_ty)
 
 
