@@ -138,7 +138,8 @@ def shared_memory_bytes(kernel: str, blocks: FlashConfig, width: int, itemsize: 
     """Estimate the shared memory in bytes: resident tensors, and the blocks loaded by each pipeline stage."""
     resident, streamed = (blocks.n, blocks.m) if kernel in ("keys", "both") else (blocks.m, blocks.n)
     resident_tensors, width = 1 if kernel == "forward" else 2, next_power_of_two(width)
-    loaded = (resident_tensors * resident + 2 * streamed * blocks.stages) * width * itemsize
+    num_streamed = 2 * blocks.stages + blocks.ahead
+    loaded = (resident_tensors * resident + streamed * num_streamed) * width * itemsize
     # `both` passes gradients of scores to a product, and those of queries to TMA, through shared memory.
     return loaded + (blocks.m * blocks.n * itemsize + blocks.m * width * 4 if kernel == "both" else 0)
 
