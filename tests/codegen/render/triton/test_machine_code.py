@@ -239,3 +239,15 @@ def test_gradients_of_attention_take_five_products(variant: str, tmp_path: Path)
     assert loop.count("HGMMA") == 3 * 128 // 16 + 2 * 64 // 16
     assert loop.count("UTMAREDG") == 1
     assert not loop.count("RED.", "ATOM", "HMMA")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernel", ["forward", "both"])
+def test_attention_on_a_b200(kernel: str, tmp_path: Path) -> None:
+    limits = dataclasses.replace(limits_of("sm_100"), has_tma=True)
+    blocks = flash_config.select_config(128, 2, limits)[kernel]
+    found = attention.compiled(kernel, blocks, torch.float16, 128, "causal", "sm_100", tmp_path)
+    assert not found.spilled
+    assert found.shared <= limits.shared_memory
+    assert found.code.count("UTCHMMA")
+    assert bool(found.code.count("UTMAREDG")) == (kernel == "both")
