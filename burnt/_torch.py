@@ -96,12 +96,13 @@ def aot_backend(
     backward: Callable[..., Any],
     inference: Callable[..., Any],
     table: dict[Any, Callable[..., Any]],
+    draws_again: Callable[[torch.fx.Node], bool],
 ) -> Callable[..., Any]:
     """Return a backend of torch.compile that gives the graphs of AOTAutograd to these compilers.
 
     A compiler takes an aten graph without in-place ops, but for ``copy_`` to arguments at its end, and
-    examples of its arguments; what it returns takes a list of arguments. Random numbers are drawn again in
-    the backward: `replayed_draw` tells such nodes.
+    examples of its arguments; what it returns takes a list of arguments. Where `draws_again`, and in
+    checkpoints, the backward draws random numbers again: `replayed_draw` tells such nodes.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -109,8 +110,7 @@ def aot_backend(
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
         for node in joint.graph.nodes:
-            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            if is_random and "recompute" not in node.meta:  # otherwise it is a checkpoint's
+            if "recompute" not in node.meta and draws_again(node):  # otherwise it is a checkpoint's
                 node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 1 << 30}
         return min_cut_rematerialization_partition(joint, inputs, **options)
 

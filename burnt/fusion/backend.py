@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.frontend.trace import PLANNING_LOCK, decompositions
+from burnt.codegen.frontend.trace import PLANNING_LOCK, decompositions, is_random
+from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log_plan
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
@@ -73,15 +74,13 @@ def backend(
     graph: torch.fx.GraphModule, examples: Sequence[Any], *, fullgraph: bool = False
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
-    number = next(_numbers)
-
-    def compiler(kind: str) -> Callable[..., _Boxed]:
-        name = f"graph{number}_{kind}"
-        return lambda graph, examples: _compile_or_leave(graph, name, fullgraph)
-
-    compilers = compiler("forward"), compiler("backward"), compiler("inference")
-    table = {**decompositions(), torch.ops.aten.native_dropout.default: _dropout}
-    return _torch.aot_backend(*compilers, table)(graph, examples)  # type: ignore[no-any-return]
+    compiler = _Compiler(f"graph{next(_numbers)}", fullgraph)
+    compile_all = _torch.aot_backend(
+        *(functools.partial(compiler, kind) for kind in ("forward", "backward", "inference")),
+        table={**decompositions(), torch.ops.aten.native_dropout.default: _dropout},
+        draws_again=lambda node: is_random(node) and node.target in LOWERINGS,
+    )
+    return compile_all(graph, examples)  # type: ignore[no-any-return]
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -92,26 +91,62 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
-def _compile_or_leave(graph: torch.fx.GraphModule, name: str, fullgraph: bool) -> _Boxed:
-    """Return a function of a list of arguments, which it empties: a plan, or the graph run by torch."""
-    try:
-        return _compile_sizes(graph, name, fullgraph) if _has_open_sizes(graph) else _compile(graph, name)
-    except CacheError:
-        raise  # the cache folder cannot be trusted
-    except Exception as error:  # of any kind: a fault in burnt must not stop what torch can run
-        if fullgraph:
-            raise FusionError(
-                f"{name} cannot be compiled",
-                where="burnt.compile(fullgraph=True)",
-                expected="kernels and library calls",
-                found=f"torch would run the graph: {error}",
-                hint="compile without fullgraph=True, or a part of the model",
-            ) from error
-        _warn(name, error)
-        return _torch.boxed(graph.forward)
+class _Compiler:
+    """Compiles the forward and the backward of one graph of Dynamo; `name` is that graph's."""
+
+    def __init__(self, name: str, fullgraph: bool) -> None:
+        self.name, self.fullgraph = name, fullgraph
+        # Whether torch draws the random numbers that the backward draws again; None if it is not known yet.
+        self.torch_draws: bool | None = None
+
+    def __call__(self, kind: str, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Boxed:
+        name = f"{self.name}_{kind}"
+        return self.by_size(graph, name) if _has_open_sizes(graph) else self.plan_or_leave(graph, name)
+
+    def plan_or_leave(self, graph: torch.fx.GraphModule, name: str) -> _Boxed:
+        """Return a function of a list of arguments, which it empties: a plan, or the graph run by torch."""
+        has_draws = any(map(_torch.replayed_draw, graph.graph.nodes))
+        try:
+            if has_draws and self.torch_draws:
+                raise UnsupportedError("torch has drawn the random numbers of its forward")
+            plan = _plan(graph, name)
+            self.torch_draws = False if has_draws else self.torch_draws
+            return plan
+        except CacheError:
+            raise  # the cache folder cannot be trusted
+        except Exception as error:  # of any kind: a fault in burnt must not stop what torch can run
+            is_torn = has_draws and self.torch_draws is False
+            if self.fullgraph or is_torn:
+                raise FusionError(
+                    f"{name} cannot be compiled",
+                    where="burnt.compile(fullgraph=True)" if self.fullgraph else "burnt.compile",
+                    expected="kernels and library calls",
+                    found=f"torch would run the graph{', with other random numbers' * is_torn}: {error}",
+                    hint="compile a part of the model" + ", or without fullgraph=True" * self.fullgraph,
+                ) from error
+            _warn(name, error)
+            self.torch_draws = True if has_draws else self.torch_draws
+            return _torch.boxed(graph.forward)
+
+    def by_size(self, graph: torch.fx.GraphModule, name: str) -> _Boxed:
+        """Return a function that makes a plan for the sizes of its arguments, and keeps it."""
+        plans: dict[tuple[Any, ...], _Boxed] = {}
+        numbers = itertools.count()
+
+        def run(arguments: list[Any]) -> Any:
+            key = tuple((a.shape, a.stride()) if isinstance(a, Tensor) else a for a in arguments)
+            if key not in plans:
+                sized = _torch.with_sizes(graph, arguments)
+                plan = self.plan_or_leave(sized, f"{name}_size{next(numbers)}")
+                while len(plans) >= _MAX_SIZES:
+                    plans.pop(next(iter(plans)))
+                plans[key] = plan
+            return plans[key]([a for a in arguments if isinstance(a, Tensor)])
+
+        return _torch.boxed(run, takes_list=True)
 
 
-def _compile(graph: torch.fx.GraphModule, name: str) -> _Boxed:
+def _plan(graph: torch.fx.GraphModule, name: str) -> _Boxed:
     """Return the plan of a graph whose sizes are known."""
     device = device_of(graph)
     target = target_of(device)
@@ -136,26 +171,6 @@ def _has_open_sizes(graph: torch.fx.GraphModule) -> bool:
     values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
     sizes = [(*v.shape, *v.stride(), v.storage_offset()) if isinstance(v, Tensor) else (v,) for v in values]
     return any(isinstance(size, torch.SymInt) for each in sizes for size in each)
-
-
-def _compile_sizes(graph: torch.fx.GraphModule, name: str, fullgraph: bool) -> _Boxed:
-    """Return a function that makes a plan for the sizes of its arguments, and keeps it for the next call."""
-    plans: dict[tuple[Any, ...], _Boxed] = {}
-    numbers = itertools.count()
-
-    def run(arguments: list[Any]) -> Any:
-        key = tuple((a.shape, a.stride()) if isinstance(a, Tensor) else a for a in arguments)
-        plan = plans.get(key)
-        if plan is None:
-            plan = _compile_or_leave(
-                _torch.with_sizes(graph, arguments), f"{name}_size{next(numbers)}", fullgraph
-            )
-            while len(plans) >= _MAX_SIZES:
-                plans.pop(next(iter(plans)))
-            plans[key] = plan
-        return plan([a for a in arguments if isinstance(a, Tensor)])
-
-    return _torch.boxed(run, takes_list=True)
 
 
 def _warn(name: str, error: Exception) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.frontend.overlap import find_aliases
 from burnt.codegen.frontend.trace import ResultLayout, Traced, clean_up, why_unsupported
+from burnt.codegen.lower import LOWERINGS
 from burnt.errors import UnsupportedError
 
 aten = torch.ops.aten
@@ -87,6 +88,8 @@ def _seed_replayed_draws(graph: torch.fx.GraphModule, device: torch.device) -> N
                 seed = graph.graph.call_function(draw_seed, (device,))
             else:
                 seed, op, *arguments = node.args
+            if op not in LOWERINGS:
+                raise UnsupportedError(f"{op} draws random numbers again in the backward, and has no kernel")
             seed.meta["val"] = _torch.fake_empty(1, torch.int64, device)
             drawn = graph.graph.call_function(op, tuple(arguments), node.kwargs)
         fakes = torch.fx.node.map_arg((drawn.args, drawn.kwargs), lambda n: n.meta["val"])

@@ -135,6 +135,42 @@ def test_a_backward_draws_the_numbers_of_its_forward(fn: Callable[[Tensor], Tens
     assert torch.equal(first, compiled(x))
 
 
+def draws_of_torch(x: Tensor) -> Tensor:
+    return checkpoint(lambda a: a * torch.poisson(a.detach()), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def test_torch_draws_again_what_has_no_kernel() -> None:
+    x = torch.full((50,), 4.0, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", FusionWarning)
+        y = burnt.compile(draws_of_torch)(x)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    first, second = (str(w.message) for w in caught if w.category is FusionWarning)
+    assert "aten.poisson.default draws random numbers again in the backward, and has no kernel" in first
+    assert "torch has drawn the random numbers of its forward" in second
+    assert torch.equal(grad, (y / x).detach())
+
+
+def test_a_backward_that_cannot_draw_the_numbers_of_kernels_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    import burnt.fusion.backend as module
+
+    plan = module._plan
+
+    def failing(graph: torch.fx.GraphModule, name: str) -> Any:
+        if "backward" in name:
+            raise ValueError("a fault")
+        return plan(graph, name)
+
+    monkeypatch.setattr(module, "_plan", failing)
+    x = torch.randn(50, requires_grad=True)
+    with pytest.raises(FusionError, match="other random numbers: a fault"):
+        burnt.compile(twice)(x).sum().backward()
+    torch._dynamo.reset()
+    with pytest.warns(FusionWarning, match="torch runs .*_backward.* bug"):  # without them torch runs it
+        burnt.compile(lambda x: x.sin().exp())(x).sum().backward()
+    torch.testing.assert_close(x.grad, x.sin().exp() * x.cos())
+
+
 def test_no_mask_is_saved_for_the_backward() -> None:
     saved: list[Tensor] = []
 

@@ -47,7 +47,7 @@ from burnt.codegen.lower.reduction import FLOAT64_OPS
 from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
-from burnt.errors import DefinitionError
+from burnt.errors import DefinitionError, UnsupportedError
 
 # An expression with more nodes, or a longer chain of them, is materialized instead of inlined.
 _MAX_EXPRS, _MAX_DEPTH = 2000, 200
@@ -349,6 +349,8 @@ class _Scheduler:
 
     def add_call(self, node: torch.fx.Node, reason: str = "not lowered") -> Any:
         """Add a call of torch's op, after the kernels of its inputs; return the value of its output."""
+        if "seed" in node.meta:
+            raise UnsupportedError(f"torch's {node.target} would not draw the numbers of a seed again")
         inputs = {n: self.materialize(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
         self.flush_pending()
         meta = node.meta["val"]
