@@ -92,17 +92,16 @@ def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
 
 
 def aot_backend(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    inference: Callable[..., Any],
+    compiler: Callable[[str, torch.fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]],
     table: dict[Any, Callable[..., Any]],
     draws_again: Callable[[torch.fx.Node], bool],
 ) -> Callable[..., Any]:
-    """Return a backend of torch.compile that gives the graphs of AOTAutograd to these compilers.
+    """Return a backend of torch.compile that gives the graphs of AOTAutograd to a compiler.
 
-    A compiler takes an aten graph without in-place ops, but for ``copy_`` to arguments at its end, and
-    examples of its arguments; what it returns takes a list of arguments. Where `draws_again`, and in
-    checkpoints, the backward draws random numbers again: `replayed_draw` tells such nodes.
+    It takes ``"forward"``, ``"backward"`` or ``"inference"``, an aten graph without in-place ops, but for
+    ``copy_`` to arguments at its end, and examples of its arguments; what it returns takes a list of
+    arguments. Where `draws_again`, and in checkpoints, the backward draws random numbers again:
+    `replayed_draw` tells such nodes.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -115,9 +114,9 @@ def aot_backend(
         return min_cut_rematerialization_partition(joint, inputs, **options)
 
     return aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
+        fw_compiler=functools.partial(compiler, "forward"),
+        bw_compiler=functools.partial(compiler, "backward"),
+        inference_compiler=functools.partial(compiler, "inference"),
         decompositions=table,
         partition_fn=partition,
         keep_inference_input_mutations=True,

@@ -76,7 +76,7 @@ def backend(
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
     compiler = _Compiler(f"graph{next(_numbers)}", fullgraph)
     compile_all = _torch.aot_backend(
-        *(functools.partial(compiler, kind) for kind in ("forward", "backward", "inference")),
+        compiler,
         table={**decompositions(), torch.ops.aten.native_dropout.default: _dropout},
         draws_again=lambda node: is_random(node) and node.target in LOWERINGS,
     )

@@ -150,7 +150,7 @@ def test_tuning_end_to_end(op: Any) -> None:
 
 
 def test_a_table_from_another_machine_of_the_same_name(
-    op: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """A table that was measured there and exported into the package is used here without measuring."""
     gpu = "cuda NVIDIA Imaginary 9000 sm_90, triton 3.6"
@@ -161,7 +161,8 @@ def test_a_table_from_another_machine_of_the_same_name(
     assert main(["tune", "export", str(tmp_path / "imaginary.json"), "--device", "cpu"]) == 0
     TuningDatabase().clear()
     monkeypatch.setattr(database, "_TABLES", tmp_path)
-    monkeypatch.setattr(database, "_shipped", None)
+    database.shipped_rows.cache_clear()
+    request.addfinalizer(database.shipped_rows.cache_clear)
     op.forget()
     assert op.chosen(x).config == found.config
     assert op.chosen(x).why.startswith("measured before")
