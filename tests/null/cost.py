@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 
 from tests.codegen.render.triton.machine_code import TOOLS, Instruction, MachineCode, disassembled
 
-_PRODUCTS = ("HGMMA", "QGMMA", "IGMMA")
-_SHAPE = re.compile(r"x(\d+)x(\d+)\S*\s+(\S+),\s*(R|gdesc)")
+_PRODUCTS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA")
+# Products of a warp group by descriptors, and those of a warp from registers, of 16 rows and 8 columns each.
+_SHAPE = re.compile(r"(?:64x(\d+)x|MMA\.(16)8)(\d+)\S*\s+(\S+),\s*(R|gdesc)")
+_WARP_RATE = 0.62  # of the products of a warp: by NVIDIA's figures and others' measurements
 
 
 class Constants(NamedTuple):
@@ -53,10 +55,8 @@ class Work(NamedTuple):
         return max(waves * (constants.latency + iterations * longest + outside), busy) / constants.clock
 
 
-def work_of(
-    cubin: bytes, threads: int, shared: int, programs: int, products: float, outputs: int
-) -> Work | None:
-    """Return the work of a launch, or None if its code has no loop with asynchronous products.
+def work_of(cubin: bytes, threads: int, shared: int, programs: int, products: float, outputs: int) -> Work:
+    """Return the work of a launch; without a loop with products, each instruction once.
 
     `products` are multiply-adds of all programs; by the elements of the result, `outputs`, the tiles of
     persistent programs are counted.
@@ -73,23 +73,24 @@ def work_of(
     ]
     end = max((end for end in ends if not multiplies(end)), key=len, default=range(0))
     body = [code.instructions[number] for number in loop if number not in end]
-    shapes = [_SHAPE.search(one.operands) for one in body if one.opcode.startswith(_PRODUCTS)]
-    found = [(int(s[1]), int(s[2]), s[3], s[4] == "gdesc") for s in shapes if s]
+    shapes = filter(None, (_SHAPE.search(one.opcode + one.operands) for one in body))
+    found = [(int(s[1] or 8), int(s[3]), s[4], s[5] == "gdesc", _WARP_RATE if s[2] else 1) for s in shapes]
+    resident = _resident(cubin, threads, shared)
     if not found:
-        return None
-    tile = sum({registers: 64 * n for n, _, registers, _ in found}.values())
+        return Work(0, 0, 0, groups * len(code), resident, programs, programs, 0)
+    tile = sum({registers: 64 * n for n, _, registers, *_ in found}.values())
     # Operands from shared memory, 128 bytes a cycle, may take longer than the products.
-    tensor = sum(max(n / 2, n / 4 + 16 * is_shared) for n, _, _, is_shared in found)
+    tensor = sum(max(n / 2 / rate, n / 4 + 16 * is_shared) for n, _, _, is_shared, rate in found)
     return Work(
         groups * tensor, groups * len(body), _hidden(body), groups * (len(code) - len(body)),
-        _resident(cubin, threads, shared), programs,
+        resident, programs,
         max(outputs / tile / groups, programs) if end else programs,
         products / (groups * sum(64 * n * k for n, k, *_ in found)),
     )  # fmt: skip
 
 
 def _hidden(body: Sequence[Instruction]) -> float:
-    """All, where a wait leaves products in flight; else the share of exponentials before a wait."""
+    """All, where a wait leaves products in flight or none is needed; else of exponentials those before it."""
     total, overlapping, in_flight = 0, 0, False
     for opcode, operands in [*body, *body]:  # a loop may begin anywhere
         if opcode.startswith("WARPGROUP.DEPBAR") and operands.split()[-1] != "0x0":
@@ -97,6 +98,8 @@ def _hidden(body: Sequence[Instruction]) -> float:
         in_flight = opcode.startswith(_PRODUCTS) or (in_flight and not opcode.startswith("WARPGROUP.DEPBAR"))
         total += opcode == "MUFU.EX2"
         overlapping += opcode == "MUFU.EX2" and in_flight
+    if not any(one.opcode.startswith("WARPGROUP.DEPBAR") for one in body):
+        return 1.0
     return overlapping / total if total else 0.0
 
 

@@ -64,7 +64,7 @@ def step(row: Any) -> None:
 
 
 def works_of(run: Any, products: float) -> list[cost.Work]:
-    """Make a call, and return the work of its launches that the model knows."""
+    """Make a call, and return the work of its launches; nothing where none of them has a product."""
     since = driver.last_launch().launches
     outputs = run()[0].numel()
     launches = [(*driver.loaded(launch), launch) for launch in driver.launches(since)]
@@ -73,7 +73,7 @@ def works_of(run: Any, products: float) -> list[cost.Work]:
         times = ATTENTION.get(name, 1) + (name == "backward_keys" and "backward_queries" not in names)
         sizes = math.prod(launch.block), launch.shared, math.prod(launch.grid)
         works.append(cost.work_of(cubin, *sizes, products * times, outputs))
-    return [work for work in works if work is not None]
+    return works if any(work.tensor for work in works) else []
 
 
 def picks_of(name: str, end: float, constants: cost.Constants) -> list[dict[str, Any]]:
@@ -83,7 +83,8 @@ def picks_of(name: str, end: float, constants: cost.Constants) -> list[dict[str,
     op, full = kernels.OPS[op_name], []
     with FlopCounterMode(display=False) as counter:
         family.unfused(*family.inputs(torch.device("meta"), False, 1))
-    products = counter.get_total_flops() / (4 if "attention" in op_name else 2)
+    halves = 1 + ("attention" in op_name) + ("causal" in name)  # two products; half of their blocks
+    products = counter.get_total_flops() / 2**halves
     inputs = family.inputs(torch.device("cpu"), gradients, 1)
     found: list[dict[str, Any]] = []
 

@@ -43,11 +43,12 @@ def test_machine_code_tells_the_work_of_a_launch(tmp_path: Path) -> None:
     a = torch.empty(64, 1024, 1024).bfloat16()
     (kernel,) = planned(torch.bmm, a, a, products=True)
 
-    def work(config: str, programs: int) -> Work:
+    def work(config: str, programs: int, threads: int = 256) -> Work:
         (found,) = compiled([print_kernel(kernel, MatmulConfig.of(config))], "sm_90", tmp_path)
         assert found.cubin is not None
-        result = work_of(found.cubin.read_bytes(), 256, found.shared, programs, a.numel() * 1024, a.numel())
-        assert result is not None
+        result = work_of(
+            found.cubin.read_bytes(), threads, found.shared, programs, a.numel() * 1024, a.numel()
+        )
         return result
 
     plain = work("128x256x64 w8 s3", 2048)
@@ -57,6 +58,9 @@ def test_machine_code_tells_the_work_of_a_launch(tmp_path: Path) -> None:
     assert (persistent.tiles, persistent.iterations) == (2048, 32768)
     assert persistent.issue < 300  # the end of a tile is in the loop, but not in each iteration
     assert persistent.seconds(Constants()) < plain.seconds(Constants())
+    small = work("32x64x64 w4 s3", 32768, 128)  # by products of a warp, which are slower
+    assert small.iterations == 64 * 1024**3 / (32 * 64 * 64)
+    assert small.seconds(Constants()) > 1.3 * plain.seconds(Constants())
 
 
 def test_constants_are_fitted_to_a_race() -> None:
