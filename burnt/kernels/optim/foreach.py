@@ -23,7 +23,7 @@ from burnt.errors import InputRuntimeError, InputUnsupportedError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.interface.launch import on_device_of
 from burnt.kernels.optim import foreach_c
-from burnt.kernels.optim.formula import Options, Update
+from burnt.kernels.optim.formula import Lists, Options, Update
 from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
 if TYPE_CHECKING:
@@ -90,17 +90,11 @@ class HostPasses:
         """Whether the step is skipped. On a GPU it is False without `wait`, which synchronizes."""
         return self._is_skipped
 
-    def apply_update(
-        self,
-        update: Update,
-        elements: Mapping[str, Sequence[Tensor]],
-        options: Options,
-        scalars: Mapping[str, Sequence[Any]] | None = None,
-    ) -> None:
+    def apply_update(self, update: Update, elements: Lists, options: Options, scalars: Lists) -> None:
         """Apply an update to the tensors in place, one call per dtype, unless the step is skipped."""
         if self._is_skipped:
             return
-        options, scalars = {**options, "grad_factor": self._grad_factor}, scalars or {}
+        options = {**options, "grad_factor": self._grad_factor}
         groups = _group_by_dtype(next(iter(elements.values())))
         if len(groups) == 1:
             foreach_c.apply_update(update, elements, options, scalars)

@@ -12,7 +12,7 @@ Input checks and the choice of kernels are in `burnt.kernels.optim.foreach`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from burnt.codegen.render.c import prelude
 from burnt.codegen.runtime import c_compiler, c_library
-from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, trace
+from burnt.kernels.optim.formula import Lists, Options, Scope, Term, Trace, Update, trace
 
 # Elements per block. In float32, blocks of four tensors take 256 KiB, which fits a core's own cache.
 BLOCK = 1 << 14
@@ -157,12 +157,7 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> float:
     return total[0]
 
 
-def apply_update(
-    update: Update,
-    elements: Mapping[str, Sequence[Tensor]],
-    options: Options,
-    scalars: Mapping[str, Sequence[Any]],
-) -> None:
+def apply_update(update: Update, elements: Lists, options: Options, scalars: Lists) -> None:
     """Apply an update to lists of tensors in place.
 
     All elements have one dtype; one parameter's are dense, with its shape and strides. Options include
@@ -176,9 +171,7 @@ def apply_update(
     increment_versions(traced, elements, scalars)
 
 
-def increment_versions(
-    traced: Trace, elements: Mapping[str, Sequence[Tensor]], scalars: Mapping[str, Sequence[Any]]
-) -> None:
+def increment_versions(traced: Trace, elements: Lists, scalars: Lists) -> None:
     """Increment the versions of changed tensors, by which autograd and caches of packed weights see them."""
     written = [(elements if name in elements else scalars)[name] for name in traced.results]
     torch.autograd.graph.increment_version(chain.from_iterable(written))

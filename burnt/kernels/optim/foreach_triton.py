@@ -29,7 +29,7 @@ from burnt.codegen.render.triton.device_math import divide, sqrt
 from burnt.codegen.runtime import triton_launch
 from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, BoundLaunch
 from burnt.kernels.optim.foreach_c import increment_versions, numbers_of, scalar_type
-from burnt.kernels.optim.formula import Options, Scope, Term, Trace, Update, fold, trace
+from burnt.kernels.optim.formula import Lists, Options, Scope, Term, Trace, Update, fold, trace
 from burnt.kernels.optim.request import Request, StepResult
 
 BLOCK = 2048  # elements per program of an update: 16 per thread
@@ -65,20 +65,13 @@ def lerp(a, b, weight):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def squares(  # type: ignore[no-untyped-def]
-    sizes,
-    owners,
-    grads,
-    scale,  # [1]
-    sums,  # [2, chunks]: sums of squares, and 1 where an element is NaN or infinite
-    first,  # index of the launch's first chunk
-    chunks,
-    HAS_SCALE: tl.constexpr,
-    ELEMENT: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Compute the sum of squares of a chunk, and whether all its elements are finite."""
+    sizes, owners, grads, scale, sums, first, chunks, HAS_SCALE: tl.constexpr, ELEMENT: tl.constexpr,
+    ALIGNED: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Compute the sum of squares of a chunk, and whether all its elements are finite.
+
+    `sums` is ``[2, chunks]``: the sums, and 1 where an element is not finite; `first` is the launch's first.
+    """
     tensor, count, start = locate_block(sizes, owners, ALIGNED, SIZE)
     x_ = load_pointer(grads, tensor, ELEMENT, ALIGNED)
     factor = tl.full([], 1.0, tl.float32)
@@ -241,15 +234,8 @@ class DevicePasses:
         """Whether the step is skipped; without `wait` False, and no synchronization."""
         return wait and bool(self.result.skipped)
 
-    def apply_update(
-        self,
-        update: Update,
-        elements: Mapping[str, Sequence[Tensor]],
-        options: Options,
-        scalars: Mapping[str, Sequence[Any]] | None = None,
-    ) -> None:
+    def apply_update(self, update: Update, elements: Lists, options: Options, scalars: Lists) -> None:
         """Apply an update, one launch per dtype and alignment."""
-        scalars = scalars or {}
         traced = trace(update, elements.keys(), options)
         kernels = compile_update(traced)
         per_tensor = [number for term in kernels.wide for number in _split(fold(term, options))]

@@ -192,6 +192,7 @@ class Trace:
 
 
 Options = Mapping[str, Any]
+Lists = Mapping[str, Sequence[Any]]  # tensors, or numbers, of all parameters by name
 
 
 def trace(update: Update, elements: Iterable[str], options: Options) -> Trace:
@@ -237,12 +238,7 @@ def wide_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def apply_eagerly(
-    update: Update,
-    elements: Mapping[str, Sequence[Tensor]],
-    options: Options,
-    scalars: Mapping[str, Sequence[Any]],
-) -> None:
+def apply_eagerly(update: Update, elements: Lists, options: Options, scalars: Lists) -> None:
     """Apply an update with torch's operations, one tensor at a time; 16-bit elements in float32."""
     o = SimpleNamespace(**options)
     for i in range(len(next(iter(elements.values())))):

@@ -35,6 +35,7 @@ from burnt.kernels.optim.formula import (
     MOMENTUM,
     MUON,
     SGD,
+    Lists,
     Update,
     apply_eagerly,
     wide_dtype,
@@ -227,8 +228,8 @@ def update_step(
     update: Update,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
-    states: Mapping[str, Sequence[Tensor]],
-    scalars: Mapping[str, Sequence[Tensor]],
+    states: Lists,
+    scalars: Lists,
     **options: Any,
 ) -> StepResult:
     """Take a step by the formula of an update, or eagerly by `apply_eagerly`.
@@ -245,8 +246,8 @@ def _run_update(
     update: Update,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
-    states: Mapping[str, Sequence[Tensor]],
-    scalars: Mapping[str, Sequence[Tensor]],
+    states: Lists,
+    scalars: Lists,
     options: Mapping[str, Any],
     torch_step: Callable[[list[Tensor]], None] | None = None,
 ) -> StepResult:
@@ -538,6 +539,7 @@ def muon_step(
             MOMENTUM,
             {"update": updates, "grad": grads, "momentum_buffer": momentum_buffers},
             {"momentum": float(momentum), "nesterov": nesterov},
+            {},
         )
         for i, (update, p) in enumerate(zip(updates, params, strict=True)):
             updates[i] = torch.empty_like(p).copy_(orthogonalize_update(update))
