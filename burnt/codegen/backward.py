@@ -44,8 +44,10 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
         """Run the plan on tensor arguments, then captured tensors, and save what the backward needs."""
-        seed = forward.draw_seed()
-        outputs_and_saved = forward(tensors, numbers, seed)
+        seed = None if forward.plan.seed is None else forward.draw_seed()
+        outputs_and_saved = (
+            forward.run(*tensors, *numbers) if seed is None else forward(tensors, numbers, seed)
+        )
         ctx.forward, ctx.numbers = forward, numbers
         results = forward.traced.results
         outputs, saved = outputs_and_saved[: len(results)], outputs_and_saved[len(results) :]
@@ -55,11 +57,13 @@ class Differentiable(torch.autograd.Function):
         unread = forward.saved.unread
         read = [None if i in unread else t for i, t in enumerate(tensors)] if unread else tensors
         ctx.save_for_backward(*read, *saved, *saved_outputs, *(() if seed is None else (seed,)))
-        without_grad = [
-            o for o, r in zip(outputs, results, strict=True) if r is not None and not r.requires_grad
-        ]
-        ctx.mark_non_differentiable(*without_grad)
-        ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
+        if forward.layouts is None:
+            pairs = enumerate(results)
+            forward.without_grad = [i for i, r in pairs if r is not None and not r.requires_grad]
+            forward.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
+        if forward.without_grad:
+            ctx.mark_non_differentiable(*[outputs[i] for i in forward.without_grad])
+        ctx.layouts = forward.layouts
         return tuple(outputs)
 
     @staticmethod

@@ -54,6 +54,10 @@ class CompiledPlan:
         self.backward_plans: dict[tuple[bool, ...], Any] = {}  # by which inputs require gradients
         self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
         self.saved = SavedTensors([], [])  # what the backward takes from this plan
+        self.layouts: list[Any] | None = (
+            None  # of the results' gradients; None before the first call with any
+        )
+        self.without_grad: list[int] = []  # results that have none
         self.plan: Plan = target.schedule(traced, captured)
         self.stand_ins = {  # of run-time numbers in arguments of calls
             stand_in: self.plan.number_positions.index(position)

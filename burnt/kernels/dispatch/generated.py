@@ -148,8 +148,4 @@ class Generated(Candidate):
         function, positions = self.with_blocks(args, config)
         if positions == list(range(len(args))):
             return function
-        if positions == [0]:
-            return lambda first, *_: function(first)
-        if positions == list(range(len(positions))):
-            return lambda *all_args: function(*all_args[: len(positions)])
         return lambda *all_args: function(*[all_args[i] for i in positions])
