@@ -22,13 +22,13 @@ from burnt.kernels.ops.matmul_gpu import rows_structure, run_launches
 from burnt.kernels.ops.matmul_triton import matmul_launches
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
+@triton.jit
 def _load_left(row, term, in_row, in_term, batch, args):  # type: ignore[no-untyped-def]
     left, row_stride, term_stride = args[0]
     return tl.load(left + row * row_stride + term * term_stride, mask=in_row & in_term, other=0.0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _load_right(term, column, in_term, in_column, batch, args):  # type: ignore[no-untyped-def]
     right, batch_stride, term_stride, column_stride = args[1]
     place = batch * batch_stride + term * term_stride + column * column_stride
@@ -74,14 +74,14 @@ def _load_transposed(descriptor, term, column, batch, args, ROWS: tl.constexpr, 
     return descriptor.load([batch, column, term]).reshape(COLUMNS, ROWS).T
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store(sums, row, column, in_row, in_column, batch, args):  # type: ignore[no-untyped-def]
     out, batch_stride, row_stride = args[2]
     place = out + batch * batch_stride + row * row_stride + column
     tl.store(place, sums.to(out.dtype.element_ty), mask=in_row & in_column)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _bounds(ends, group, groups, rows):  # type: ignore[no-untyped-def]
     """The first row of each group and the row after its last one; rows after the last end are a group."""
     before = tl.load(ends + tl.minimum(tl.maximum(group - 1, 0), groups - 1)).to(tl.int32)
@@ -164,7 +164,7 @@ def gradients(
         grad_a = run_launches(*rows_launches(grad_out, b.mT, ends, config))
     if b.requires_grad:
         structure = rows_structure(a, b)
-        sizes = {"rows": structure.terms, "terms": structure.rows}
-        structure = dataclasses.replace(structure, **sizes, num_tma_operands=0)
+        rows, terms = structure.terms, structure.rows
+        structure = dataclasses.replace(structure, rows=rows, terms=terms, num_tma_operands=0)
         grad_b = run_launches(*terms_launches(a, grad_out, ends, select_config(structure, limits)))
     return grad_a, grad_b, None

@@ -544,7 +544,8 @@ def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
 def _triton_launches(config: dict[str, str], device: torch.device, *args: Tensor) -> Any:
     from burnt.kernels.ops.grouped_triton import rows_launches
 
-    return rows_launches(*args, MatmulConfig.of(config["tiles"]))
+    a, b, ends = args
+    return rows_launches(a, b, ends, MatmulConfig.of(config["tiles"]))
 
 
 _triton = add_candidate(
@@ -556,7 +557,7 @@ _triton = add_candidate(
 )
 
 
-@_triton.backward
+@_triton.backward  # type: ignore[untyped-decorator]
 def _(grad_outs: Any, results: Any, a: Tensor, b: Tensor, ends: Tensor) -> tuple[Tensor | None, ...]:
     from burnt.codegen.runtime.triton_compile_pool import limits_of
     from burnt.kernels.ops.grouped_triton import gradients

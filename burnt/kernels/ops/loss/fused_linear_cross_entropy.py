@@ -165,7 +165,7 @@ def _matmul_into(into: Tensor, left: Tensor, right: Tensor, adds: bool) -> None:
         product = matmul(left, right)
         (into.add_ if adds else into.copy_)(product)
         return
-    dtype = {} if into.dtype == left.dtype else {"out_dtype": into.dtype}
+    dtype: Any = {} if into.dtype == left.dtype else {"out_dtype": into.dtype}
     if adds:
         torch.addmm(into, left, right, **dtype, out=into)
     else:

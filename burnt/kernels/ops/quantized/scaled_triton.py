@@ -76,9 +76,9 @@ def _load_x(row, term, batch, args, SETTINGS: tl.constexpr, ROWS: tl.constexpr, 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_weight(
+def _load_weight(  # type: ignore[no-untyped-def]
     term, column, batch, args, SETTINGS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     _, values, _, columns, terms, _, stride = args[3]
     k, n = (term + tl.arange(0, ROWS))[:, None], (column + tl.arange(0, COLUMNS))[None, :]
     return _load_values(values, n, stride, k, (k < terms) & (n < columns), SETTINGS)
@@ -109,9 +109,9 @@ def _load_windows(row, term, batch, args, SETTINGS: tl.constexpr, ROWS: tl.const
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load_kernel(
+def _load_kernel(  # type: ignore[no-untyped-def]
     term, column, batch, args, SETTINGS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     operands, _, _, _, taps, _, _, _ = args[3]
     _, values, _, _, columns, channels, chunks = operands
     tap, k = term // ROWS // chunks, (term // ROWS % chunks * ROWS + tl.arange(0, ROWS))[:, None]

@@ -181,5 +181,5 @@ def launches(call: LinearArguments, config: Mapping[str, str]) -> tuple[list[Lau
     grid = triton.cdiv(columns, vector.rows) * vector.chunks, rows
     options = {"num_warps": vector.warps}  # products are added unrounded
     first = Launch(multiply_vector, grid, (args, parts), constants, options)
-    shape = 1, columns, rows
-    return [first, *reduce_launches(args, parts, shape, vector.chunks, _store, settings, {})], out
+    parts_shape = 1, columns, rows
+    return [first, *reduce_launches(args, parts, parts_shape, vector.chunks, _store, settings, {})], out
