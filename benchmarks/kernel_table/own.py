@@ -27,13 +27,15 @@ def candidate_of(op: Any) -> Any:
 
 
 def bound(op: Any, config: dict[str, Any] | None) -> Callable[..., Any]:
-    """That candidate, called as the op is; without a configuration with the first of its alternatives."""
-    candidate = candidate_of(op)
+    """That candidate for arguments like those of the first call; None is the first of its configurations."""
+    calls: list[Callable[..., Any]] = []
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        full = op.bind(args, kwargs)
-        chosen = config or candidate.alternatives(full)[0].config
-        return bind_candidate(op, candidate, chosen, full)(*full)
+        full, candidate = op.bind(args, kwargs), candidate_of(op)
+        if not calls:
+            chosen = config or candidate.alternatives(full)[0].config
+            calls.append(bind_candidate(op, candidate, chosen, full))
+        return calls[0](*full)
 
     return call
 
