@@ -84,6 +84,21 @@ def test_what_computes_with_tensors_is_not_bound() -> None:
     assert bind_launches(lambda x: ([], x + 1), (q,), q.device) is None
 
 
+def test_views_begin_where_their_tensor_does() -> None:
+    def build(x: Tensor) -> Any:
+        new = x.new_empty(2, 3)
+        return [], (x[1:], x.t(), None, new.t())
+
+    x, y = (randn(7, 4, seed=i)[2:] for i in range(2))
+    bound = bind_launches(build, (x,), x.device)
+    assert bound is not None
+    rest, transposed, none, new = bound(y)
+    assert torch.equal(rest, y[1:])
+    assert torch.equal(transposed, y.t())
+    assert none is None
+    assert (new.shape, new.stride()) == ((3, 2), (1, 3))
+
+
 @pytest.mark.parametrize("config", [{"tiles": "16x32x32 w4 s2 k2"}, {"vector": "4x32 w4"}], ids=str)
 def test_a_product_with_a_quantized_weight(config: dict[str, str]) -> None:
     candidate = kernels.quantized_linear.candidates["triton"]
