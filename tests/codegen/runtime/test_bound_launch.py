@@ -78,6 +78,27 @@ assert bound_launch.scratch(zero.numel() + 1, 128, 0) is not zero
 assert bound_launch.scratch(1, 128, 2) is not bound_launch.scratch(1, 128, 2), "a stream of each thread"
 torch.cuda.is_current_stream_capturing = lambda: True
 assert bound_launch.scratch(1, 128, 8) is not eight
+
+import contextlib
+from burnt.codegen.runtime.host_code import HostCode
+
+current, entered = [0], []
+
+@contextlib.contextmanager
+def device(index):
+    entered.append(index)
+    current[0] = index
+    yield
+    current[0] = 0
+
+torch.cuda.current_device, torch.cuda.device = lambda: current[0], device
+for index, expected in ((1, [1]), (0, [])):
+    entered.clear()
+    code = HostCode(["x", "y", "n", "f"], torch.device("cuda", index))
+    bound_launch.add_launch(code, scale, [code.address("x"), code.address("y"), "n", "f"])
+    run = code.build("(x,)")
+    assert launches(lambda: run(x, y, 5, 3.0)) == 1
+    assert entered == expected and current == [0]
 print("as expected")
 """
 
