@@ -26,12 +26,13 @@ CASES: list[tuple[int, int, int, list[int], str]] = [
     (50, 70, 40, [7, 7, 31], "16x16x32 w4 s2"),  # an empty group, rows after the last end, an unaligned K
     (50, 64, 33, [1, 2, 2, 3, 50], "32x16x16 w4 s2 p3"),  # groups of one row, persistent
     (5, 16, 16, [0, 0], "16x16x16 w4 s2"),  # all rows are after the last end
-    (40, 5, 3, [0, 0, 40, 40], "16x16x16 w4 s2 g1 p2"),
+    (48, 5, 3, [0, 0, 41, 41], "16x16x16 w4 s2 g1 p2"),  # a block of terms that ends inside of a group
     (50, 64, 48, [7, 7, 31], "16x16x32 w4 s2 p3 d"),  # by descriptor, beyond the ends of groups
     (3, 8, 8, [1, 2], "16x32x16 w4 s2 k2"),  # splits are for other products
 ]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("rows", "terms", "columns", "ends", "config"), CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_rows_are_multiplied_by_the_matrix_of_their_group(
