@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,9 +29,7 @@ class Launch(NamedTuple):
 
     def __call__(self) -> None:
         """Launch the kernel."""
-        from burnt.codegen.runtime.bound_launch import with_scratch
-
-        with_scratch(lambda: self.kernel[self.grid](*self.arguments, **self.constants, **self.options))
+        self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
 
     def bind(self) -> BoundLaunch:
         """Return it for other tensors of the same dtypes and other floats, launched with less overhead."""
@@ -48,15 +45,11 @@ def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 
 def run_all(launches: Iterable[Launch], tensor: Tensor) -> None:
     """Launch kernels, in order, on a tensor's device."""
-    import triton
+    from burnt.codegen.runtime.bound_launch import with_scratch
 
-    from burnt.codegen.runtime.bound_launch import scratch
-
-    context = contextvars.copy_context()
-    context.run(triton.set_allocator, scratch)  # for descriptors; the user's own stays
     with on_device_of(tensor):
         for launch in launches:
-            context.run(launch.__call__)
+            with_scratch(launch.__call__)
 
 
 def compile_all(launches: Iterable[Launch], device: torch.device) -> Future[None]:
