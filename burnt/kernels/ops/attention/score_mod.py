@@ -509,7 +509,7 @@ class _ScorePrinter(ExprPrinter):
     def block_shape(self, axes: str) -> str:
         raise BurntError("a score function must not depend on the tile's orientation", where=self.name)
 
-    def size_arg(self, value: int) -> str:
+    def size_arg(self, value: int, *, is_argument: bool = False) -> str:
         return str(value)
 
     def index_as_dtype(self, index: TileValue, dtype: torch.dtype) -> str:
