@@ -57,7 +57,7 @@ def _describe_matrices(args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_matrix(descriptor, term, column, batch, args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    return descriptor.load([batch, term, column]).reshape(ROWS, COLUMNS)
+    return descriptor.load([tl.cast(batch, tl.int32), term, column]).reshape(ROWS, COLUMNS)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -71,7 +71,7 @@ def _describe_transposed(args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # ty
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _load_transposed(descriptor, term, column, batch, args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    return descriptor.load([batch, column, term]).reshape(COLUMNS, ROWS).T
+    return descriptor.load([tl.cast(batch, tl.int32), column, term]).reshape(COLUMNS, ROWS).T
 
 
 @triton.jit

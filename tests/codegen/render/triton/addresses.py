@@ -4,18 +4,21 @@ A launch is recorded, with tensors on the meta device, and the kernel is transla
 intermediate representation: 0.1 s, without a GPU. `check` then evaluates every integer operation of that text
 as an interval of Python integers: program ids, loop variables and padded lanes take all of their values. An
 operation whose exact result does not fit into its type is an overflow if an address, a mask or a loop bound
-depends on it. The rules that choose between 32 and 64 bits are not used.
+depends on it. Small tensors that are computed from known values are evaluated element by element. The rules
+that choose between 32 and 64 bits are not used.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from triton._C.libtriton import ir
@@ -30,6 +33,7 @@ from tests.codegen.render.triton.ahead import TARGETS, driven
 __all__ = ["Found", "Launched", "check", "launches_of", "recorded", "translated"]
 
 Range = tuple[int, int]
+Exact = np.ndarray[Any, np.dtype[np.int64]]
 _LOADED = re.compile(r"tensor<(?:\d+x)*(.+)>")
 
 
@@ -153,7 +157,7 @@ class Found:
 
 def check(
     launched: Launched,
-    loaded: Mapping[str, Range] | None = None,
+    loaded: Mapping[str, Range | list[int]] | None = None,
     programs: Sequence[int] | None = None,
     target: str = "sm_90",
 ) -> Found:
@@ -161,7 +165,7 @@ def check(
 
     Args:
         launched: the launch.
-        loaded: ranges of the values in int32 tensors, by argument name.
+        loaded: ranges of the values in integer tensors, or all values as a list, by argument name.
         programs: program ids to evaluate one by one; None evaluates the whole grid as one interval.
         target: what to translate for.
     """
@@ -396,6 +400,34 @@ _SAME = {
 }  # fmt: skip
 
 
+def _truncated(a: Exact, b: Exact) -> Exact:
+    return np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """Return the shape of a tensor type; () for others."""
+    sizes = re.match(r"tensor<((?:\d+x)+)", text)
+    return tuple(int(size) for size in sizes[1].split("x")[:-1]) if sizes else ()
+
+
+def _ends(elements: Exact) -> Range:
+    return int(elements.min()), int(elements.max())
+
+
+_FEW = 1024
+"""Elements of a tensor that are evaluated one by one."""
+_ELEMENTWISE: dict[str, Any] = {
+    "arith.addi": np.add, "arith.subi": np.subtract, "arith.muli": np.multiply, "arith.minsi": np.minimum,
+    "arith.maxsi": np.maximum, "arith.divsi": _truncated,
+    "arith.remsi": lambda a, b: a - _truncated(a, b) * b, "arith.andi": np.bitwise_and,
+    "arith.ori": np.bitwise_or,
+}  # fmt: skip
+_COMPARISONS: dict[str, Any] = {
+    "slt": np.less, "sle": np.less_equal, "sgt": np.greater, "sge": np.greater_equal, "eq": np.equal,
+    "ne": np.not_equal,
+}  # fmt: skip
+
+
 class _Evaluation:
     """Evaluate a kernel's integers as intervals."""
 
@@ -403,10 +435,16 @@ class _Evaluation:
         self,
         kernel: Translated,
         relevant: tuple[set[str], set[str]],
-        loaded: dict[str, Range],
+        loaded: dict[str, Range | list[int]],
         programs: list[Range],
     ) -> None:
-        (self.addresses, self.conditions), self.loaded, self.programs = relevant, loaded, programs
+        (self.addresses, self.conditions), self.programs = relevant, programs
+        self.loaded = {
+            name: (min(known), max(known)) if isinstance(known, list) else known
+            for name, known in loaded.items()
+        }
+        self.elements = {name: np.array(known) for name, known in loaded.items() if isinstance(known, list)}
+        self.exact: dict[str, Exact] = {}  # of pointers: the offset
         self.data: set[str] = (
             set()
         )  # derived from elements: comparisons of these may wrap around as elements do
@@ -451,6 +489,8 @@ class _Evaluation:
                 self.overflows[f"the counter of a loop: {after:,}"] = None
             for iteration in iterations:
                 self.values[variable] = iteration
+                for name in (variable, *(name for name, _ in carried)):
+                    self.exact.pop(name, None)
                 for k, (name, start) in enumerate(carried):
                     self.origin[name] = self.origin.get(start, "")
                     # A carried value that changes may be any value of its type.
@@ -458,6 +498,7 @@ class _Evaluation:
                 yields = self.region(op.regions[0])
                 results = [_join(a, b) for a, b in zip(results, yields, strict=True)]
         for k, result in enumerate(op.results or []):
+            self.exact.pop(result, None)
             self.values[result] = results[k]
             self.origin[result] = self.origin.get(carried[k][1], "")
         if len(op.results) == 1 and not op.results[0].endswith("#0"):
@@ -478,6 +519,7 @@ class _Evaluation:
         ]
         yields = [self.region(r) for r in regions]
         for k, result in enumerate(op.results):
+            self.exact.pop(result, None)
             self.values[result] = yields[0][k] if len(yields) == 1 else _join(yields[0][k], yields[1][k])
 
     def overflow(self, op: _Op, exact: Range) -> None:
@@ -492,6 +534,7 @@ class _Evaluation:
         if is_unknown_load or self.data.intersection(op.operands):
             self.data.update(op.results)
         operands = [self.values.get(name) for name in op.operands]
+        elements = self.elementwise(op)
         # A load's type is its pointer's.
         bits = _bits(re.sub(r"!tt\.ptr<(\w+)>", r"\1", op.type) if op.name == "tt.load" else op.type)
         value: Range | None = None
@@ -506,6 +549,7 @@ class _Evaluation:
         elif op.name in _ARITHMETIC and bits not in (None, 1):
             a, b = operands
             exact = None if a is None or b is None else _ARITHMETIC[op.name](a, b)
+            exact = exact if elements is None else _ends(elements)
             type_range = _full(bits)
             assert type_range is not None
             if (
@@ -547,8 +591,64 @@ class _Evaluation:
             value = operands[0] if kind & {"arith.minsi", "arith.maxsi"} else None
         for inner in op.regions:  # of reductions: elements, not addresses
             assert not any(o.name in ("tt.addptr", "scf.for") for o in _walk(inner)), op.text
+        if elements is not None and op.name != "tt.addptr":
+            limits, reached = _full(bits), _ends(elements)
+            if limits is None or limits[0] <= reached[0] <= reached[1] <= limits[1]:
+                value = reached
+            else:
+                elements = None
         for result in op.results:
             self.values[result] = _full(bits) if value is None else value
+            self.exact.pop(result, None)
+            if elements is not None:
+                self.exact[result] = elements
+
+    def elementwise(self, op: _Op) -> Exact | None:
+        """Evaluate an operation element by element; None if an operand is not known, or large."""
+        shape = _shape(op.type)
+        if math.prod(shape) > _FEW:
+            return None
+        if op.name == "tt.make_range":
+            ends = dict(re.findall(r"(end|start) = (\d+)", op.text))
+            return np.arange(int(ends["start"]), int(ends["end"]))
+        if op.name == "tt.load":
+            elements, offset = (
+                self.elements.get(self.origin.get(op.operands[0], "")), self.exact.get(op.operands[0])
+            )  # fmt: skip
+            return None if elements is None or offset is None or len(op.operands) > 1 else elements[offset]
+        if op.name == "tt.addptr":
+            # Of a tensor's first element.
+            return self.known(op.operands[1]) if op.operands[0] not in self.exact else None
+        operands = [self.known(name) for name in op.operands]
+        if not operands or any(a is None for a in operands):
+            return None
+        if op.name in ("tt.reduce", "tt.scan"):
+            kind = next((o.name for inner in op.regions for o in inner), "")
+            if kind not in _ELEMENTWISE or operands[0].ndim != 1 or "reverse = true" in op.text:
+                return None
+            combined = _ELEMENTWISE[kind].accumulate(operands[0])
+            return combined[-1] if op.name == "tt.reduce" else combined
+        if op.name == "arith.cmpi":
+            compare = _COMPARISONS.get(op.text.split(",")[0].strip())
+            found = None if compare is None else compare(*operands).astype(np.int64)
+        elif op.name in _ELEMENTWISE:
+            found = _ELEMENTWISE[op.name](*operands)
+        elif op.name == "arith.select":
+            found = np.where(*operands)
+        elif op.name in ("tt.splat", "tt.broadcast", "arith.extsi", "arith.extui", "arith.trunci"):
+            found = operands[0] if op.name != "arith.extsi" or not re.search(r"i1>? to ", op.text) else None
+        elif op.name in ("tt.expand_dims", "tt.reshape") and operands[0].size == math.prod(shape):
+            found = operands[0].reshape(shape)
+        else:
+            return None
+        return None if found is None else np.broadcast_to(found, shape)
+
+    def known(self, name: str) -> Exact | None:
+        """Return a value's elements if they are known."""
+        value = self.values.get(name)
+        if name in self.exact or value is None or value[0] != value[1]:
+            return self.exact.get(name)
+        return np.array(value[0])
 
     @staticmethod
     def constant(op: _Op) -> Range | None:

@@ -39,16 +39,21 @@ from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.source import select_config
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
+from burnt.kernels.ops import grouped_triton
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem
 from burnt.kernels.ops.attention.score_mod import CompiledScore
 from burnt.kernels.ops.embedding import backward_triton
+from burnt.kernels.ops.matmul_gpu import run_launches
+from burnt.kernels.ops.quantized import scaled_triton, weight_only_triton
+from burnt.kernels.ops.quantized.scaled import ConvCall, LinearCall
+from burnt.kernels.ops.quantized.weight_only import LinearArguments
 from burnt.kernels.ops.rnn import loop_triton
 from burnt.kernels.ops.rnn.loop_c import Loop
 from burnt.kernels.optim.foreach_triton import DevicePasses
 from burnt.kernels.optim.request import Request
-from tests.codegen.render.triton.addresses import Launched, check, launches_of, recorded, translated
+from tests.codegen.render.triton.addresses import Found, Launched, check, launches_of, recorded, translated
 from tests.codegen.render.triton.test_ahead import ALL_OPTIONS, UPDATES
 from tests.codegen.render.triton.test_ahead import CASES as KNOWN
 from tests.codegen.render.triton.test_ahead import kernels as printed_of
@@ -78,6 +83,7 @@ class Case(NamedTuple):
         below, above: the sizes.
         farthest: the largest such offset at a size, from shapes and strides.
         chooses: the kernel uses 32 bits where they suffice; otherwise it always uses 64.
+        ends: the ends of groups at a size; for these, some programs are evaluated one by one.
     """
 
     launch: Callable[[int], object]
@@ -85,6 +91,14 @@ class Case(NamedTuple):
     above: int
     farthest: Callable[[int], int]
     chooses: bool = True
+    ends: Callable[[int], list[int]] | None = None
+
+    def check(self, launch: Launched, size: int) -> Found:
+        """Evaluate one of the launches at a size."""
+        if self.ends is None:
+            return check(launch, loaded(size))
+        # All of the tuple's tensors have this name; the ends are the only one of integers.
+        return check(launch, {"args": self.ends(size)}, some_programs(launch))
 
 
 BLOCKS = {
@@ -257,7 +271,132 @@ OTHERS = {
     ),
     "embedding": Case(embedded, 2**21 - 1, 2**21 + 1, lambda n: n * 1024, chooses=False),
 }
-CASES = ATTENTION | OTHERS
+
+
+TILES = "128x128x64 w8 s3"
+
+
+def weight_only(rows: int, columns: int, terms: int, config: dict[str, str], block: int = 0) -> None:
+    """A linear map with a weight of int4, with zero points and without."""
+    scale = meta(columns, terms // block if block else 1)
+    zeros = meta(*scale.shape, dtype=torch.int8)
+    for zero, bias in ((zeros, meta(columns)), (None, None)):
+        values = meta(columns, terms // 2, dtype=torch.uint8)
+        call = LinearArguments(meta(rows, terms), values, scale, zero, bias, "silu", "int4", block)
+        run_launches(*weight_only_triton.launches(call, config))
+
+
+def scaled(rows: int, columns: int, terms: int, config: str = TILES) -> None:
+    """Linear maps of int8 and of float8, with tensor cores for it and without; results are quantized."""
+    number = meta(1, dtype=torch.float32)
+    for value, dtype, float8 in (
+        ("int8", torch.int8, False), ("float8_e4m3", torch.uint8, True), ("float8_e5m2", torch.uint8, False)
+    ):  # fmt: skip
+        x, values = meta(rows, terms, dtype=dtype), meta(columns, terms, dtype=dtype)
+        scales, bias = (meta(size, dtype=torch.float32) for size in (rows, columns)), meta(columns)
+        zero = meta(1, dtype=torch.int8) if value == "int8" else None
+        call = LinearCall(x, values, *scales, zero, bias, "relu", number, zero, value)
+        run_launches(*scaled_triton.linear_launches(call, MatmulConfig.of(config), float8=float8))
+
+
+def windows(n: int, channels: int, columns: int, image: tuple[int, ...], **options: Any) -> None:
+    """A convolution of int8, of images with channels last and first."""
+    format = torch.channels_last if len(image) == 2 else torch.channels_last_3d
+    for layout in (format, torch.contiguous_format):
+        x = meta(n, channels, *image, dtype=torch.int8).to(memory_format=layout)
+        values = meta(columns, channels // options.get("groups", 1), *[3] * len(image), dtype=torch.int8)
+        number, zero = meta(1, dtype=torch.float32), meta(1, dtype=torch.int8)
+        scale = meta(columns, dtype=torch.float32)
+        call = ConvCall(x, values, number, scale, zero, meta(columns), out_scale=number, **options)
+        run_launches(*scaled_triton.conv_launches(call, MatmulConfig.of("128x64x64 w4 s3")))
+
+
+def grouped(rows: int, terms: int, columns: int, groups: int, config: str = TILES) -> None:
+    """Products of groups of rows: with matrices, with transposed ones, and with further rows."""
+    a, b, ends = meta(rows, terms), meta(groups, terms, columns), meta(groups, dtype=torch.int64)
+    transposed = meta(groups, columns, terms).mT
+    for matrices in (b, transposed):
+        run_launches(*grouped_triton.rows_launches(a, matrices, ends, MatmulConfig.of(config)))
+    run_launches(*grouped_triton.terms_launches(a, meta(rows, columns), ends, MatmulConfig.of(config)))
+
+
+QUANTIZED = {
+    # The weight's rows always have 64 bits: it is read once, so that these kernels are memory-bound anyway.
+    "int4, one row": Case(
+        lambda n: [
+            weight_only(1, n, 4096, {"vector": sizes}, block)
+            for sizes in ("4x128 w4", "4x128 w4 c4") for block in (0, 32)
+        ],
+        2**20 - 1, 2**20 + 1, lambda n: n * 2048 - 1, chooses=False,
+    ),
+    "int4, weight": Case(
+        lambda n: [
+            weight_only(64, n, 4096, {"tiles": sizes}, block)
+            for sizes in (TILES, TILES + " k4") for block in (0, 32)
+        ],
+        2**20 - 1, 2**20 + 1, lambda n: n * 2048 - 1, chooses=False,
+    ),
+    "int4, x": Case(
+        lambda n: weight_only(n, 256, 4096, {"tiles": TILES}),
+        2**19 - 1, 2**19 + 1, lambda n: n * 4096 - 1, chooses=False,
+    ),
+    "int4, result": Case(
+        lambda n: [weight_only(n, 8192, 256, {"tiles": tiles}) for tiles in (TILES, TILES + " k4")],
+        2**18 - 256, 2**18 + 1, lambda n: n * 8192 - 1, chooses=False,
+    ),
+    "8-bit values, x": Case(
+        lambda n: scaled(n, 256, 2048), 2**20 - 2048, 2**20 + 1, lambda n: n * 2048 - 1
+    ),
+    "8-bit values, weight": Case(
+        lambda n: scaled(64, n, 2048), 2**20 - 2048, 2**20 + 1, lambda n: n * 2048 - 1
+    ),
+    "8-bit values, result": Case(
+        lambda n: scaled(n, 8192, 256), 2**18 - 2048, 2**18 + 1, lambda n: n * 8192 - 1
+    ),
+    # Partial sums always have 64-bit offsets.
+    "8-bit values, parts": Case(
+        lambda n: scaled(n, 8192, 256, TILES + " k4"), 2**18 - 2048, 2**18 + 1, lambda n: n * 8192 - 1, False
+    ),
+    "windows": Case(
+        lambda n: windows(n, 128, 64, (224, 224), padding=1), 330, 335, lambda n: n * 128 * 224 * 224 - 1
+    ),
+    "windows, result": Case(
+        lambda n: windows(n, 32, 256, (128, 128), padding=1, groups=2),
+        508, 513, lambda n: n * 256 * 128**2 - 1,
+    ),
+    "windows, three axes": Case(
+        lambda n: windows(n, 32, 8, (64, 64, 64), stride=2, padding=2, dilation=2),
+        250, 257, lambda n: n * 32 * 64**3 - 1,
+    ),
+}  # fmt: skip
+
+
+def some_ends(rows: int) -> list[int]:
+    """Ends of 4 groups, one of them empty, and further rows."""
+    return [rows // 3, rows // 3, rows - 300, rows - 3]
+
+
+GROUPED = {
+    f"groups, {name}{config}": Case(
+        functools.partial(launch, config=TILES + config), below, above, farthest, ends=ends
+    )
+    for config in ("", " p132", " p132 d")
+    for name, launch, below, above, farthest, ends in [
+        (
+            "rows", lambda n, config: grouped(n, 2048, 256, 4, config),
+            2**20 - 2048, 2**20 + 8, lambda n: n * 2048 - 1, some_ends,
+        ),
+        (
+            "result", lambda n, config: grouped(n, 256, 8192, 4, config),
+            2**18 - 2048, 2**18 + 8, lambda n: n * 8192 - 1, some_ends,
+        ),
+        (
+            "matrices", lambda n, config: grouped(4096, n, 8192, 4, config),
+            2**16 - 2048, 2**16 + 8, lambda n: n * 4 * 8192 - 1, lambda n: some_ends(4096),
+        ),
+    ]
+}  # fmt: skip
+CASES = ATTENTION | OTHERS | QUANTIZED | GROUPED
 
 
 def loaded(size: int) -> dict[str, tuple[int, int]]:
@@ -284,12 +423,12 @@ def test_offsets_around_the_end_of_32_bits(name: str) -> None:
     assert case.farthest(case.below) < END <= case.farthest(case.above)
     for size in (case.below, case.above):
         for launch in launched(name, size):
-            found = check(launch, loaded(size))
+            found = case.check(launch, size)
             assert not found.overflows, f"{launch.name} at {size:,}: {found.overflows}"
             if case.chooses and launch.name not in ALWAYS_WIDE and size == case.below:
                 assert found.widest == 32, f"{launch.name} at {size:,} pays for 64 bits"
     if case.chooses:
-        assert any(check(e, loaded(case.above)).widest == 64 for e in launched(name, case.above))
+        assert any(case.check(e, case.above).widest == 64 for e in launched(name, case.above))
 
 
 @pytest.mark.full
