@@ -72,7 +72,7 @@ def rows_structure(a: Tensor, b: Tensor) -> MatmulStructure:
     """Return what the choice of block sizes for `grouped_matmul` depends on, of groups of equal sizes."""
     (groups, terms, columns), itemsize = b.shape, a.element_size()
     is_exact = itemsize == 4 and precision() == "ieee"
-    num_tma_operands = sum(map(_can_describe, (a, b)))
+    num_tma_operands = (a.stride(1) == 1 and _can_describe(a)) + _can_describe(b)
     tiles = TILES if num_tma_operands == 2 else TILES[1:]  # a thread holds the addresses of all elements
     return MatmulStructure(
         groups, -(-a.shape[0] // groups), columns, terms, itemsize,

@@ -71,6 +71,16 @@ def test_gradients(rows: int, terms: int, columns: int, ends: list[int], config:
     assert frozen[0] is None
 
 
+@pytest.mark.parametrize("transposed", [False, True], ids=["rows", "columns"])
+def test_operands_that_are_stored_by_columns(transposed: bool) -> None:
+    """No descriptor has such a left operand."""
+    torch.manual_seed(0)
+    a, b, ends = torch.randn(32, 64).t(), torch.randn(3, 32, 16), [20, 20, 50]
+    b = b.mT.contiguous().mT if transposed else b
+    launches = grouped_triton.rows_launches(a, b, torch.tensor(ends), MatmulConfig.of("16x16x16 w4 s2 p3 d"))
+    torch.testing.assert_close(run_launches(*launches), by_loop(a, b, ends), rtol=1e-5, atol=1e-4)
+
+
 def test_ends_that_are_wrong_reach_no_memory_outside() -> None:
     """A GPU does not check them."""
     a, b = torch.ones(6, 4), torch.ones(3, 4, 4)
