@@ -506,7 +506,7 @@ class Function(InlinedWhenTraced):
                 self._capture_sites = captures(self.fn)
                 captured_objects = [read_capture(holder, name) for holder, name in self._capture_sites]
                 key = [*key[: len(key) - num_captures], *map(capture_key, captured_objects)]
-            sites, capture_keys = self._capture_sites, key[len(key) - len(captured_objects) :]
+            sites, capture_keys = self._capture_sites, list(map(capture_key, captured_objects))
             signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
@@ -545,8 +545,7 @@ class Function(InlinedWhenTraced):
                     self._entries = dict(list(self._entries.items())[_MAX_ENTRIES // 2 :])
                     self._integer_counts.clear()
                     self._inline_cache = InlineCache()
-                if not specialize:
-                    entry = entry._replace(capture_sites=sites, capture_keys=capture_keys)
+                entry = entry._replace(capture_sites=sites, capture_keys=capture_keys)
                 self._entries[signature] = entry
                 if entry.is_specialized and not specialize:
                     # It was built for these values.

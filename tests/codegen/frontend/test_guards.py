@@ -440,6 +440,50 @@ def test_a_fused_function_sees_what_it_captures_change(monkeypatch: pytest.Monke
     assert fused(x).tolist() == [1.0, 3.0, 5.0]
 
 
+class Branching(torch.nn.Module):
+    """Has a method whose plan depends on the value of a float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offset, self.weight = 3.0, torch.nn.Parameter(torch.ones(3))
+
+    @burnt.fuse
+    def forward(self, x: Tensor, p: float) -> Tensor:
+        return (x * self.weight + SHIFT if p > 0.5 else x + self.offset).exp() * p
+
+
+def test_a_plan_for_some_floats_sees_what_it_captures_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = Branching(), torch.arange(3.0)
+
+    def check() -> None:
+        for p in (0.1, 0.9, 0.7, 0.9):
+            torch.testing.assert_close(module(x, p), Branching.forward.fn(module, x, p))
+
+    for _ in range(2):
+        check()
+    module.offset = 2.0
+    check()
+    module.weight = torch.nn.Parameter(torch.zeros(3))
+    check()
+    monkeypatch.setitem(globals(), "SHIFT", torch.zeros(3))
+    check()
+
+
+def test_an_op_with_a_plan_for_some_floats_sees_what_it_captures_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @op
+    def branching_of(x: Tensor, p: float) -> Tensor:
+        return (x * SHIFT if p > 0.5 else x - SHIFT).exp() * p
+
+    x = torch.arange(3.0)
+    for shift in (torch.ones(3), torch.zeros(3)):
+        monkeypatch.setitem(globals(), "SHIFT", shift)
+        for p in (0.1, 0.9, 0.9, 0.9):
+            torch.testing.assert_close(branching_of(x, p), branching_of.reference(x, p))
+    branching_of.forget()
+
+
 def scaled_by(x: Tensor) -> Tensor:
     return x * SCALE
 
