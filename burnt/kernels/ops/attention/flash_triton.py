@@ -530,6 +530,7 @@ def _add_queries(  # type: ignore[no-untyped-def]
     ds = ds.to(q_MD.dtype)
     dk = tl.dot(ds, q_MD, dk, input_precision=C.PRECISION)
     if C.ADD_DQ:
+        ds = tl.where(j < head.keys, ds, 0.0).to(ds.dtype)  # past the last key, p is not 0 and may overflow
         dq_MD = tl.trans(tl.dot(tl.trans(k_ND), ds, input_precision=C.PRECISION))
         padded_rows = (head.rows + C.BLOCK_M - 1) // C.BLOCK_M * C.BLOCK_M
         dq.atomic_add([(head.number * padded_rows + start).to(tl.int32), 0], dq_MD)

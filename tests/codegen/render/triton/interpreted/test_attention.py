@@ -171,6 +171,19 @@ def test_gradients_in_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert launched == [True, True]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp2")
+@pytest.mark.usefixtures("_any_order")
+@pytest.mark.parametrize("options", [{}, {"after": 0, "bottom_right": True}], ids=str)
+def test_keys_past_the_last_one_add_nothing_in_one_pass(options: dict[str, Any]) -> None:
+    """All scores are about -18: with scores of 0, weights in a float16 tile would be infinite."""
+    q, k, v = (t.half() for t in heads(1, 32, 40, 1, 1, 16))
+    q[..., 0], k = -18 * 4, k * 0.1
+    k[..., 0] = 1
+    exact = results(dot_product_attention.reference, [q.double(), k.double(), v.double()], options)
+    for ours, expected in zip(results(flash_attention, [q, k, v], options, blocks=BOTH), exact, strict=True):
+        within(ours, expected, torch.float16)
+
+
 @pytest.mark.usefixtures("_any_order")
 def test_gradients_take_one_pass_where_they_can() -> None:
     q, k, v = (t.to("meta") for t in heads(1, 20, 20, 2, 2, 16))
