@@ -113,6 +113,7 @@ def make_launcher(
                 printed.config.options,
             )
             add_launch(code, bound, arguments)
+        code.lines += [f"{name} = None" for a, name in variables.items() if isinstance(a, Workspace)]
         if checks:
             words = (ctypes.c_int64 * len(checks)).from_address(failed.data_ptr())
             any_failed = " or ".join(f"{code.name(words)}[{i}]" for i in range(len(checks)))

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from burnt.codegen.function import Function
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
 from burnt.errors import InputIndexError
+from tests.codegen.render.triton.products import always
 
 fuse = functools.partial(Function, target=TRITON)
 
@@ -27,6 +31,25 @@ def test_run_time_numbers():
         for a, b in ((0.1, 3.0), (1 / 3, -1e-3)):
             torch.testing.assert_close(fused(x, a, b), x * a + b)
         assert fused.plan(x, 0.7, 1.0) is plan
+
+
+def test_partial_sums_of_a_product_are_freed_before_the_next(monkeypatch: pytest.MonkeyPatch):
+    allocate, allocated, alive = torch.empty_strided, [], []
+
+    def record(shape: Any, strides: Any, **options: Any) -> torch.Tensor:
+        alive.append(sum(tensor() is not None for tensor in allocated))
+        tensor = allocate(shape, strides, **options)
+        if len(shape) == 1 and options["device"] != "meta":
+            allocated.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(torch, "empty_strided", record)
+    target = always(MatmulConfig.of("32x32x32 w4 s2 k2"))
+    fused = Function(lambda x, a, b: ((x @ a).relu() @ b).relu(), target=target)
+    x, a, b = (torch.randint(-2, 3, shape).float() for shape in ((32, 64), (64, 64), (64, 32)))
+    torch.testing.assert_close(fused(x, a, b), ((x @ a).relu() @ b).relu())
+    assert len(allocated) == 2
+    assert not any(alive)
 
 
 def test_an_index_out_of_range_fails_and_is_not_read():
