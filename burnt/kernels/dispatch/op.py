@@ -26,7 +26,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 
 from burnt import _torch
 from burnt._torch import is_lazy, is_wrapped
-from burnt.codegen.frontend.guards import GuardedCall, InlineCache, build_guard
+from burnt.codegen.frontend.guards import InlineCache, build_guard
 from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
 from burnt.codegen.precision import precision
@@ -269,9 +269,14 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         if entry is None:
             return self._first_call(signature, args)
         if call_args is not None and recent.has_room(call_args):
-            bound = bind_guarded(self, entry.candidate, entry.config, args) or GuardedCall(entry.call)
-            guard = build_guard(self.parameters, args, bound.conditions, bound.exact_floats)
-            recent.add(call_args, guard, entry._replace(call=bound.call))
+            bound = None
+            if (guard := build_guard(self.parameters, args)) is not None:
+                bound = bind_guarded(self, entry.candidate, entry.config, args)
+            if bound is None:
+                recent.add(call_args, guard, entry)
+            else:
+                guard = build_guard(self.parameters, args, bound.conditions, bound.exact_floats)
+                recent.add(call_args, guard, entry._replace(call=bound.call))
         return self._run_entry(entry, args)
 
     def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:

@@ -335,6 +335,21 @@ def test_a_tensor_passed_twice_has_no_guard() -> None:
     assert not holds_for((x, y), lambda a, b: None)(x, x)
 
 
+def test_a_call_that_has_no_guard_binds_no_candidate(
+    scaled: Op[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound: list[Any] = []
+    monkeypatch.setattr(
+        sys.modules["burnt.kernels.dispatch.op"], "bind_guarded", lambda *args: bound.append(args)
+    )
+    for _ in range(4):
+        assert kernels.swiglu(*[torch.ones(5)] * 2).shape == (5,)
+    assert bound == []
+    for _ in range(4):
+        scaled(torch.ones(5), 2.0)
+    assert len(bound) == 1
+
+
 def test_what_is_forgotten_is_chosen_anew(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
