@@ -52,6 +52,7 @@ class Differentiable(torch.autograd.Function):
         results = forward.traced.results
         outputs, saved = outputs_and_saved[: len(results)], outputs_and_saved[len(results) :]
         ctx.has_seed = seed is not None
+        ctx.has_hooks = _torch.has_saved_tensor_hooks()
         ctx.version_error = None
         saved_outputs = [outputs[i] for i in forward.saved.reused_results]
         unread = forward.saved.unread
@@ -98,7 +99,10 @@ class Differentiable(torch.autograd.Function):
             inputs = [*plan_grad_outs, *tensors]
             # Numbers come after the tensors in the backward's arguments; it uses only some of them.
             numbers = [ctx.numbers[p - len(inputs)] for p in plan.plan.plan.number_positions]
-            found = iter(plan.plan([*inputs, *saved, *plan.constants], numbers, seed))
+            given = [*inputs, *saved, *plan.constants]
+            found = iter(
+                plan.plan(plan.plan.in_own_strides(given) if ctx.has_hooks else given, numbers, seed)
+            )
             gradients = [next(found) if needed else None for needed in needs_grad]
         reached = ctx.forward.traced.inputs_with_grad
         return (None, None, *[g if i in reached else None for i, g in enumerate(gradients)])

@@ -22,7 +22,7 @@ from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log_plan
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
-from burnt.fusion.graph import device_of, traced_of
+from burnt.fusion.graph import device_of, host_inputs, traced_of
 
 M = TypeVar("M", bound=Callable[..., Any])
 _Boxed = Callable[[list[Any]], Any]
@@ -54,7 +54,8 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
         The compiled model, as `torch.compile` returns it.
 
     Raises:
-        FusionError: with `fullgraph`, when the first call compiles: a graph cannot be compiled; says why.
+        FusionError: when a call compiles. With `fullgraph`: a graph cannot be compiled; says why. Without:
+            torch would have to run a backward that draws again the random numbers of the forward's kernels.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
     >>> x = torch.randn(2, 4)
@@ -109,7 +110,7 @@ class _Compiler:
         try:
             if has_draws and self.torch_draws:
                 raise UnsupportedError("torch has drawn the random numbers of its forward")
-            plan = _plan(graph, name)
+            plan = _plan(graph, name, may_restride="backward" in name)  # of saved tensors, which have hooks
             self.torch_draws = False if has_draws else self.torch_draws
             return plan
         except CacheError:
@@ -146,8 +147,11 @@ class _Compiler:
         return _torch.boxed(run, takes_list=True)
 
 
-def _plan(graph: torch.fx.GraphModule, name: str) -> _Boxed:
-    """Return the plan of a graph whose sizes are known."""
+def _plan(graph: torch.fx.GraphModule, name: str, *, may_restride: bool) -> _Boxed:
+    """Return the plan of a graph whose sizes are known, as a function of a list, which it empties.
+
+    `may_restride`: whether its arguments may have other strides than those of the graph.
+    """
     device = device_of(graph)
     target = target_of(device)
     if isinstance(target, str):
@@ -155,14 +159,20 @@ def _plan(graph: torch.fx.GraphModule, name: str) -> _Boxed:
     traced = traced_of(graph, device)
     with PLANNING_LOCK, torch.no_grad():
         computed = traced.without_aliases()
-        captured = [getattr(computed.graph, attribute) for attribute in computed.captured]
+        captured = [getattr(computed.graph, attribute).to(device) for attribute in computed.captured]
         plan = CompiledPlan(computed, captured, name, target, device)
     debug_log_plan(plan)
+    run_plan, on_host = plan.run_and_free, host_inputs(graph, device)
 
     def run(arguments: list[Any]) -> list[Any]:
-        tensors = [*arguments, *captured]
-        arguments.clear()  # what a plan releases is freed then
-        return traced.with_aliases(plan(tensors, ()))
+        for i in on_host:
+            arguments[i] = arguments[i].to(device)
+        arguments += captured
+        if may_restride:
+            arguments[:] = plan.in_own_strides(arguments)
+        if plan.plan.seed is not None:
+            arguments.append(plan.draw_seed())
+        return traced.with_aliases(run_plan(arguments))
 
     return _torch.boxed(run, takes_list=True)
 

@@ -108,8 +108,14 @@ def draw_seed(device: torch.device) -> Tensor:
     return torch.empty(1, dtype=torch.int64, device=device).random_()
 
 
+def host_inputs(graph: torch.fx.GraphModule, device: torch.device) -> list[int]:
+    """Return the positions of arguments that are numbers on the CPU, where a plan is for another device."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [i for i, node in enumerate(inputs) if node.meta["val"].device != device]
+
+
 def device_of(graph: torch.fx.GraphModule) -> torch.device:
-    """Return the device that all tensors of a graph are on.
+    """Return the device that all tensors of a graph are on, but for numbers on the CPU.
 
     Raises:
         UnsupportedError: there are several.

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import burnt
-from burnt.errors import FusionError, FusionWarning
+from burnt.errors import FusionError, FusionWarning, UnsupportedError
 from burnt.fusion.backend import backend
+from burnt.fusion.graph import device_of, host_inputs
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -156,10 +157,10 @@ def test_a_backward_that_cannot_draw_the_numbers_of_kernels_again(monkeypatch: p
 
     plan = module._plan
 
-    def failing(graph: torch.fx.GraphModule, name: str) -> Any:
+    def failing(graph: torch.fx.GraphModule, name: str, **options: Any) -> Any:
         if "backward" in name:
             raise ValueError("a fault")
-        return plan(graph, name)
+        return plan(graph, name, **options)
 
     monkeypatch.setattr(module, "_plan", failing)
     x = torch.randn(50, requires_grad=True)
@@ -233,6 +234,50 @@ def test_shared_parameters_and_a_deep_copy() -> None:
     with torch.no_grad():
         layer.weight.zero_()
         assert not torch.equal(other(x), compiled(x))
+
+
+def test_a_saved_tensor_that_comes_back_with_other_strides() -> None:
+    def contiguous(tensor: Tensor) -> Tensor:
+        return tensor.contiguous()
+
+    def product(x: Tensor) -> Tensor:
+        return x.sin() * x.exp()
+
+    for fn in (burnt.compile(product, fullgraph=True), burnt.fuse(product)):
+        x = torch.randn(5, 7).t().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(contiguous, contiguous):
+            y = fn(x)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(found, torch.autograd.grad(product(x).sum(), x)[0])
+
+
+def test_a_backward_frees_what_was_saved_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import weakref
+
+    from burnt.codegen.runtime import compiled_plan
+
+    model = nn.Sequential(*[nn.Linear(8, 8) if i % 2 == 0 else nn.Tanh() for i in range(12)])
+    saved: list[Any] = []
+    alive: list[int] = []
+    call = compiled_plan._call_torch
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        alive.append(sum(reference() is not None for reference in saved))
+        return call(*args, **kwargs)
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.shape == (5, 8):
+            tensor = tensor.clone()
+            saved.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(compiled_plan, "_call_torch", counted)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = burnt.compile(model, fullgraph=True)(torch.randn(5, 8))
+    alive.clear()
+    y.sum().backward()
+    assert alive[0] >= 6
+    assert alive[-1] <= 2
 
 
 # --- sizes ------------------------------------------------------------------------------------------------
@@ -312,6 +357,18 @@ def test_second_derivatives_are_refused() -> None:
     (g,) = torch.autograd.grad(burnt.compile(lambda x: x.sin().sum())(x), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         g.sum().backward()
+
+
+def test_numbers_on_the_cpu_go_to_the_device_of_a_plan() -> None:
+    """Kernels of a GPU cannot read them where they are."""
+    graph = torch.fx.symbolic_trace(lambda x, number: x * number)
+    x, number, _, _ = graph.graph.nodes
+    x.meta["val"], number.meta["val"] = torch.empty(3, device="meta"), torch.tensor(2.0)
+    assert device_of(graph) == torch.device("meta")
+    assert host_inputs(graph, torch.device("meta")) == [1]
+    number.meta["val"] = torch.ones(3)
+    with pytest.raises(UnsupportedError, match="it has tensors on cpu, meta"):
+        device_of(graph)
 
 
 def test_tensors_without_elements() -> None:

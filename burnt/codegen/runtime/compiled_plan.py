@@ -111,7 +111,8 @@ class CompiledPlan:
         other block sizes.
         """
         other = copy.copy(self)
-        other.__dict__.pop("run", None)
+        for generated in ("run", "run_and_free"):
+            other.__dict__.pop(generated, None)
         other.target = target
         Expr.restore_interned([expr for kernel in self.kernels for expr in kernel.exprs])
         other.build_kernels()
@@ -175,11 +176,21 @@ class CompiledPlan:
         """The plan as a generated function of its inputs, the seed included, and numbers."""
         return self.generate()
 
-    def generate(self, mark: Callable[[], None] | None = None) -> Callable[..., tuple[Any, ...]]:
+    @functools.cached_property
+    def run_and_free(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+        """As `run`, of a list, which it empties: an input is freed after the last step that reads it."""
+        return self.generate(takes_list=True)
+
+    def generate(
+        self, mark: Callable[[], None] | None = None, *, takes_list: bool = False
+    ) -> Callable[..., tuple[Any, ...]]:
         """Generate the function that runs the plan; it calls `mark` first and after each step."""
         inputs = [f"t{i}" for i in range(len(self.plan.inputs))]
         numbers = [f"n{i}" for i in range(len(self.plan.number_positions))]
-        code = HostCode([*inputs, *numbers], self.device)
+        code = HostCode(["inputs"] if takes_list else [*inputs, *numbers], self.device)
+        if takes_list:
+            code.lines += [f"({''.join(f'{t}, ' for t in (*inputs, *numbers))}) = inputs", "inputs.clear()"]
+        kept = self.mutated if takes_list else range(len(inputs))  # otherwise the caller holds them
         variables = [*inputs, *["None"] * (len(self.slots) - len(inputs))]
         marks = [] if mark is None else [code.call(mark)]
 
@@ -208,7 +219,7 @@ class CompiledPlan:
             code.lines += marks
             if prepared is not self.prepared_steps[-1]:
                 for slot in prepared.release:
-                    if slot >= len(inputs):  # which the caller holds
+                    if slot not in kept:
                         code.lines.append(f"{variables[slot]} = None")
                         variables[slot] = "None"
         results = [
@@ -219,6 +230,15 @@ class CompiledPlan:
         # The new values of arguments that are changed in place.
         code.lines += [f"t{i}.copy_({t})" for i, t in zip(self.mutated, results[count:], strict=True)]
         return code.build(f"({''.join(f'{r}, ' for r in results[:count])})")
+
+    def in_own_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return inputs with the strides of the plan's: hooks on saved tensors may return others."""
+        return [
+            t
+            if t.stride() == b.strides
+            else torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device=t.device).copy_(t)
+            for t, b in zip(tensors, self.plan.inputs, strict=False)
+        ]
 
     def mutates_overlap(self, tensors: Sequence[Tensor]) -> bool:
         """Whether an argument that is changed in place may overlap another of the plan's inputs.
