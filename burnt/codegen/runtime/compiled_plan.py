@@ -231,14 +231,16 @@ class CompiledPlan:
         code.lines += [f"t{i}.copy_({t})" for i, t in zip(self.mutated, results[count:], strict=True)]
         return code.build(f"({''.join(f'{r}, ' for r in results[:count])})")
 
-    def in_own_strides(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def in_own_strides(self, tensors: Sequence[Any]) -> list[Any]:
         """Return inputs with the strides of the plan's: hooks on saved tensors may return others."""
-        return [
-            t
-            if t.stride() == b.strides
-            else torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device=t.device).copy_(t)
-            for t, b in zip(tensors, self.plan.inputs, strict=False)
-        ]
+        found = list(tensors)
+        for i, (tensor, buffer) in enumerate(zip(tensors, self.plan.inputs, strict=False)):
+            if tensor is not None and tensor.stride() != buffer.strides:
+                empty = torch.empty_strided(
+                    buffer.shape, buffer.strides, dtype=buffer.dtype, device=tensor.device
+                )
+                found[i] = empty.copy_(tensor)
+        return found
 
     def mutates_overlap(self, tensors: Sequence[Tensor]) -> bool:
         """Whether an argument that is changed in place may overlap another of the plan's inputs.
