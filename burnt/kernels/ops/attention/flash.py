@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.interface.launch import Launch, bind_launches, compile_all, on_meta
+from burnt.kernels.interface.launch import Launch, bind_launches, compile_all, on_meta, run_all
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs
 from burnt.kernels.ops.attention.reference import Options, dot_product_attention, intervals, run_candidate
@@ -54,11 +54,13 @@ def make_problem(q: Tensor, k: Tensor, *rest: Any, **keyword_options: Any) -> Pr
         args=(0,) if score is None else (softcap or 1.0, q if slopes is None else slopes.detach(), shift),
         dropout=options.dropout,
         seed=options.seed,
-        # Scores need more precision than bfloat16.
-        precision=dot_precision(
-            "tf32" if (matmul_precision := precision()) == "flex32" else matmul_precision
-        ),
+        precision=_precision(),
     )
+
+
+def _precision() -> str:
+    """Return the precision of products now; scores need more than bfloat16's."""
+    return dot_precision("tf32" if (name := precision()) == "flex32" else name)
 
 
 def interval_tables(q: Tensor, k: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -148,42 +150,43 @@ def call_launches(blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -
 
 
 def _bind(config: Mapping[str, str], *given: Any) -> Callable[..., Tensor] | None:
-    """Return a call for arguments like these, whose launches are built once, those of the backward too."""
+    """Return a call for arguments like these, whose launches are built once, those of the backward too.
+
+    A backward in one pass is not bound: torch clears and converts its dq.
+    """
     from burnt.kernels.ops.attention import flash_triton as kernels
 
     blocks, device, needs_gradient = parse_blocks(config), given[0].device, wants_gradient(*given[:3])
+    first_precision = _precision()
 
-    def build_forward(*args: Any) -> Any:
-        (q, k, v), launches = map(unit_last_stride, args[:3]), list[Launch]()
-        problem = make_problem(q, k, *args[3:])
-        results = kernels.forward(q, k, v, problem, blocks, lambda found, _: launches.extend(found))
-        return launches, results if needs_gradient else results[0]
+    def run_forward(*args: Any, run: Any) -> Any:
+        q, k, v = map(unit_last_stride, args[:3])
+        problem = make_problem(q, k, *args[3:])._replace(precision=first_precision)
+        results = kernels.forward(q, k, v, problem, blocks, run)
+        return results if needs_gradient else results[0]
 
-    def build_backward(needed: tuple[bool, bool], *args: Any) -> Any:
-        problem, launches = make_problem(*args[1:3], *args[6:]), list[Launch]()
-        g, q, k, v, out, lse = args[:6]
-        results = kernels.backward(
-            g, q, k, v, out, lse, problem, blocks, needed, lambda found, _: launches.extend(found)
-        )
-        return launches, results
+    def run_backward(needed: tuple[bool, ...], *args: Any, run: Any = run_all) -> Any:
+        problem = make_problem(*args[1:3], *args[6:])._replace(precision=first_precision)
+        return kernels.backward(*args[:6], problem, blocks, needed, run)  # type: ignore[call-arg, misc]
 
-    forward = bind_launches(build_forward, given, device)
+    def collect(compute: Callable[..., Any], *args: Any) -> Any:
+        launches = list[Launch]()
+        return launches, compute(*args, run=lambda found, _: launches.extend(found))
+
+    forward = bind_launches(functools.partial(collect, run_forward), given, device)
     if forward is None or not needs_gradient:
         return forward
-    backwards: dict[Any, Callable[..., Any] | None] = {}
+    backwards: dict[Any, Callable[..., Any]] = {}
 
     def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         def backward(grad_out: Tensor, *saved: Any) -> Any:
-            grad_out, needed = unit_last_stride(grad_out), (saved[-1][0], any(saved[-1][1:]))
-            args = (grad_out, *saved[:-1], *rest)
-            key = needed, grad_out.stride(), torch.are_deterministic_algorithms_enabled()
+            args = (unit_last_stride(grad_out), *saved[:5], *rest)
+            # Hooks of saved tensors may return them with other strides.
+            key = saved[5], torch.are_deterministic_algorithms_enabled(), *(t.stride() for t in args[:6])
             if key not in backwards:
-                backwards[key] = bind_launches(functools.partial(build_backward, needed), args, device)
-            run = backwards[key]
-            if run is None:
-                problem = make_problem(*args[1:3], *rest)
-                return kernels.backward(*args[:6], problem, blocks, needed)  # type: ignore[call-arg]
-            return run(*args)
+                run = functools.partial(run_backward, saved[5])
+                backwards[key] = bind_launches(functools.partial(collect, run), args, device) or run
+            return backwards[key](*args)
 
         def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return dot_product_attention.reference(q, k, v, *rest)
@@ -228,13 +231,8 @@ def run_flash(
     """Compute a problem with the Triton kernels; `eager` is the same in eager torch."""
     from burnt.kernels.ops.attention import flash_triton as kernels
 
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return kernels.forward(q, k, v, problem, blocks)
-
     def backward(grad_out: Tensor, *saved: Any) -> Any:
-        q, k, v, out, lse, needs_grad = saved
-        needs_keys = needs_grad[0], any(needs_grad[1:])
-        return kernels.backward(unit_last_stride(grad_out), q, k, v, out, lse, problem, blocks, needs_keys)
+        return kernels.backward(unit_last_stride(grad_out), *saved[:5], problem, blocks, saved[5])
 
     q, k, v = map(unit_last_stride, (q, k, v))
-    return run_candidate(q, k, v, forward, backward, eager)
+    return run_candidate(q, k, v, lambda *t: kernels.forward(*t, problem, blocks), backward, eager)

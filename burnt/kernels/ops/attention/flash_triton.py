@@ -725,13 +725,13 @@ def backward(
     lse: Tensor,
     problem: Problem,
     blocks: Mapping[str, FlashConfig],
-    needs_grad: tuple[bool, bool] = (True, True),
+    needs_grad: Sequence[bool] = (True, True),
     run: Callable[[list[Launch], Tensor], None] = run_all,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of q, k and v.
 
     Args are those and the results of `forward`; the gradient of `out` has a last stride of 1. `needs_grad`:
-    whether dq is needed, and whether dk and dv are.
+    whether dq is needed, and whether dk or dv, or each of them, are.
     """
     batch, heads, rows, head_size = q.shape
     keys, value_size = v.shape[2:]
@@ -744,6 +744,7 @@ def backward(
     launches = [Launch(backward_dots, (num_programs,), arguments, constants, config.options)]
     # Additions to dq in any order round differently from run to run.
     is_deterministic = torch.are_deterministic_algorithms_enabled()
+    needs_grad = needs_grad[0], any(needs_grad[1:])
     is_one_pass = "both" in blocks and all(needs_grad) and problem.is_plain and not is_deterministic
     if needs_grad[1]:
         # Stored as [B, S, K, D], like the keys, which are often parts of one packed tensor.

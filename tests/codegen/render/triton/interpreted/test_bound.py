@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
+from burnt.codegen.precision import multiplying
 from burnt.kernels.interface.launch import bind_launches
+from burnt.kernels.ops.attention import flash_triton
+from burnt.kernels.ops.attention.flash_triton import Problem
 from burnt.kernels.ops.attention.reference import dot_product_attention
 from burnt.kernels.ops.quantized.quantize import quantized_example
 from tests.codegen.compare import randn
@@ -58,6 +61,55 @@ def test_attention(name: str, layout: str) -> None:
         bound = flash.binds(BLOCKS, *heads(0, layout), *rest)
         assert bound is not None
         assert torch.equal(bound(*given(5), *rest), expected[0])
+
+
+def test_attention_whose_saved_tensors_come_back_in_another_layout() -> None:
+    """As after `save_on_cpu(pin_memory=True)`."""
+    flash = dot_product_attention.candidates["flash"]
+    rest = dot_product_attention.bind(heads(0, "packed"), {})[3:]
+    given = [t.requires_grad_() for t in heads(0, "packed")]
+    assert flash.binds is not None
+    bound = flash.binds(BLOCKS, *given, *rest)
+    assert bound is not None
+    found = []
+    for unpack in (lambda t: t, Tensor.contiguous, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            out = bound(*given, *rest)
+        found.append(torch.autograd.grad(out, given, randn(1, 2, 20, 16, seed=9)))
+    for gradients in found[1:]:
+        assert all(map(torch.equal, gradients, found[0]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_bound", [True, False], ids=["two passes", "one pass"])
+def test_attention_multiplies_forward_and_backward_in_one_precision(
+    is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of the call, whatever is set when the backward runs."""
+    found = []
+
+    def backward(*args: Any) -> Any:
+        found.append(next(a.precision for a in args if isinstance(a, Problem)))
+        return original(*args)
+
+    original = flash_triton.backward
+    monkeypatch.setattr(flash_triton, "backward", backward)
+    flash = dot_product_attention.candidates["flash"]
+    given = [t.requires_grad_() for t in heads(0, "apart")]
+    rest = dot_product_attention.bind(given, {})[3:]
+    assert flash.binds is not None
+    blocks = BLOCKS if is_bound else BLOCKS | {"both": "16x16 w4 s1"}
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        with multiplying("tf32"):
+            bound = flash.binds(blocks, *given, *rest)
+            assert bound is not None
+            out = bound(*given, *rest)
+        out.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    assert found == ["tf32"] * (1 if is_bound else 2)
 
 
 def test_second_derivatives_of_attention() -> None:
