@@ -274,7 +274,8 @@ class Function(InlinedWhenTraced):
 
     def _add_to_inline_cache(self, entry: CacheEntry, args: tuple[Any, ...]) -> None:
         if self._inline_cache.has_room(args) and not _torch.is_autocast():
-            self._inline_cache.add(args, self._build_guard(entry, args), entry)
+            guard = self._build_guard(entry, args)
+            self._inline_cache.add(args, guard, entry, entry.is_specialized)
 
     def _report(self, entry: CacheEntry, leaves: Sequence[Any]) -> None:
         """Warn if the eager function ran, once for each reason that the user can do something about."""

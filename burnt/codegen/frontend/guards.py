@@ -38,7 +38,7 @@ class GuardedCall(NamedTuple):
 
 Entry_T = TypeVar("Entry_T")
 _MAX_GUARDS = 4  # per call shape: each guard that fails costs half a microsecond
-_MAX_ATTEMPTS = 32  # additions per call shape; beyond, only the signature is used
+_MAX_ATTEMPTS = 32  # additions per call shape; beyond, see `InlineCache.add`
 _MAX_CALL_SHAPES = 4096
 
 _CallShape = tuple[int, torch.Size | None]
@@ -81,12 +81,19 @@ class InlineCache(Generic[Entry_T]):
             shape in self.num_attempts or len(self.num_attempts) < _MAX_CALL_SHAPES
         )
 
-    def add(self, args: tuple[Any, ...], guard: Guard | None, entry: Entry_T) -> None:
-        """Add the entry of a call, unless it has no guard, and drop the oldest of its call shape."""
+    def add(
+        self, args: tuple[Any, ...], guard: Guard | None, entry: Entry_T, exact_floats: bool = False
+    ) -> None:
+        """Add the entry of a call, unless it has no guard, and drop the oldest of its call shape.
+
+        Beyond the limit, all of its call shape are dropped, but those there stay if this one is for exact
+        floats: a few values may alternate, and a guard fails early for another value.
+        """
         shape = _call_shape(args)
         self.num_attempts[shape] += 1
         if self.num_attempts[shape] >= _MAX_ATTEMPTS:
-            self.entries.pop(shape, None)
+            if not exact_floats:
+                self.entries.pop(shape, None)
         elif guard is not None:
             self.entries[shape] = [(guard, entry), *self.entries.get(shape, ())][:_MAX_GUARDS]
 

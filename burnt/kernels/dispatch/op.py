@@ -276,7 +276,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                 recent.add(call_args, guard, entry)
             else:
                 guard = build_guard(self.parameters, args, bound.conditions, bound.exact_floats)
-                recent.add(call_args, guard, entry._replace(call=bound.call))
+                recent.add(call_args, guard, entry._replace(call=bound.call), bound.exact_floats)
         return self._run_entry(entry, args)
 
     def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:

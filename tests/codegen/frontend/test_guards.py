@@ -25,6 +25,7 @@ import burnt
 from burnt import kernels
 from burnt.codegen.frontend.guards import Guard, build_guard
 from burnt.codegen.precision import multiplying
+from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.dispatch.op import Op, op
 from tests.codegen.compare import default_dtype
 
@@ -484,19 +485,27 @@ def test_a_plan_for_some_floats_sees_what_it_captures_change(monkeypatch: pytest
     check()
 
 
-def test_an_op_with_a_plan_for_some_floats_sees_what_it_captures_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    @op
-    def branching_of(x: Tensor, p: float) -> Tensor:
-        return (x * SHIFT if p > 0.5 else x - SHIFT).exp() * p
+def test_guards_stay_when_more_floats_than_guards_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused, x = burnt.fuse(lambda x, p: (x * 2 if p > 0.5 else x + 1).exp() * p), torch.arange(3.0)
+    values = (0.1, 0.2, 0.3, 0.6, 0.7, 0.8)
+    for p in values * 7:
+        torch.testing.assert_close(fused(x, p), fused.fn(x, p))
+    found = [p for p in values if fused._inline_cache.find((x, p), {}) is not None]
+    assert len(found) >= 4
+    monkeypatch.setattr(fused, "_entries", Untouched())
+    for p in found:
+        torch.testing.assert_close(fused(x, p), fused.fn(x, p))
 
-    x = torch.arange(3.0)
-    for shift in (torch.ones(3), torch.zeros(3)):
-        monkeypatch.setitem(globals(), "SHIFT", shift)
-        for p in (0.1, 0.9, 0.9, 0.9):
-            torch.testing.assert_close(branching_of(x, p), branching_of.reference(x, p))
-    branching_of.forget()
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
+def test_a_bound_plan_for_some_floats_sees_what_it_captures_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = burnt.fuse(lambda x, p: (x * SHIFT if p > 0.5 else x - SHIFT).exp() * p)
+    bound = [fused.bind((torch.arange(3.0), p), ["x", "p"], ["x", "p"]) for p in (0.1, 0.9)]
+    for expected in (True, False):
+        for call in bound:
+            assert call is not None
+            assert all(test() == value for test, value in call.conditions) == expected
+        monkeypatch.setitem(globals(), "SHIFT", torch.zeros(3))
 
 
 def scaled_by(x: Tensor) -> Tensor:
