@@ -167,7 +167,7 @@ def _bind(config: Mapping[str, str], *given: Any) -> Callable[..., Tensor] | Non
 
     def run_backward(needed: tuple[bool, ...], *args: Any, run: Any = run_all) -> Any:
         problem = make_problem(*args[1:3], *args[6:])._replace(precision=first_precision)
-        return kernels.backward(*args[:6], problem, blocks, needed, run)  # type: ignore[call-arg, misc]
+        return kernels.backward(*args[:6], problem, blocks, needed, run)  # type: ignore[call-arg]
 
     def collect(compute: Callable[..., Any], *args: Any) -> Any:
         launches = list[Launch]()
@@ -232,7 +232,7 @@ def run_flash(
     from burnt.kernels.ops.attention import flash_triton as kernels
 
     def backward(grad_out: Tensor, *saved: Any) -> Any:
-        return kernels.backward(unit_last_stride(grad_out), *saved[:5], problem, blocks, saved[5])
+        return kernels.backward(unit_last_stride(grad_out), *saved[:5], problem, blocks, saved[5])  # type: ignore[call-arg]
 
     q, k, v = map(unit_last_stride, (q, k, v))
-    return run_candidate(q, k, v, lambda *t: kernels.forward(*t, problem, blocks), backward, eager)
+    return run_candidate(q, k, v, lambda q, k, v: kernels.forward(q, k, v, problem, blocks), backward, eager)
