@@ -102,15 +102,19 @@ class _Compiler:
 
     def __call__(self, kind: str, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Boxed:
         name = f"{self.name}_{kind}"
-        return self.by_size(graph, name) if _has_open_sizes(graph) else self.plan_or_leave(graph, name)
+        return (
+            self.by_size(graph, kind, name)
+            if _has_open_sizes(graph)
+            else self.plan_or_leave(graph, kind, name)
+        )
 
-    def plan_or_leave(self, graph: torch.fx.GraphModule, name: str) -> _Boxed:
+    def plan_or_leave(self, graph: torch.fx.GraphModule, kind: str, name: str) -> _Boxed:
         """Return a function of a list of arguments, which it empties: a plan, or the graph run by torch."""
         has_draws = any(map(_torch.replayed_draw, graph.graph.nodes))
         try:
             if has_draws and self.torch_draws:
                 raise UnsupportedError("torch has drawn the random numbers of its forward")
-            plan = _plan(graph, name, may_restride="backward" in name)  # of saved tensors, which have hooks
+            plan = _plan(graph, name, may_restride=kind == "backward")  # hooks return other saved tensors
             self.torch_draws = False if has_draws else self.torch_draws
             return plan
         except CacheError:
@@ -129,7 +133,7 @@ class _Compiler:
             self.torch_draws = True if has_draws else self.torch_draws
             return _torch.boxed(graph.forward)
 
-    def by_size(self, graph: torch.fx.GraphModule, name: str) -> _Boxed:
+    def by_size(self, graph: torch.fx.GraphModule, kind: str, name: str) -> _Boxed:
         """Return a function that makes a plan for the sizes of its arguments, and keeps it."""
         plans: dict[tuple[Any, ...], _Boxed] = {}
         numbers = itertools.count()
@@ -138,7 +142,7 @@ class _Compiler:
             key = tuple((a.shape, a.stride()) if isinstance(a, Tensor) else a for a in arguments)
             if key not in plans:
                 sized = _torch.with_sizes(graph, arguments)
-                plan = self.plan_or_leave(sized, f"{name}_size{next(numbers)}")
+                plan = self.plan_or_leave(sized, kind, f"{name}_size{next(numbers)}")
                 while len(plans) >= _MAX_SIZES:
                     plans.pop(next(iter(plans)))
                 plans[key] = plan

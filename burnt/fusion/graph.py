@@ -39,7 +39,6 @@ def traced_of(graph: torch.fx.GraphModule, device: torch.device) -> Traced:
     clean_up(graph)
     _seed_replayed_draws(graph, device)
     fakes = [_fake(r) for r in results]
-    # Copies are made of the values at the end, so results that are changed arguments are these values.
     aliases = find_aliases(fakes[:count])
     layouts = [
         ResultLayout(tuple(f.stride()), False) if isinstance(f, Tensor) else None for f in fakes[:count]
