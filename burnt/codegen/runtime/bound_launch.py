@@ -22,9 +22,6 @@ from burnt.codegen.runtime.host_code import HostCode
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's interpreter runs functions: launches take tensors instead of their addresses then."""
 
-ANY_INT = object()
-"""Stands for an int32 argument that varies; it is not specialized, whatever its value."""
-
 
 class Pointer(NamedTuple):
     """Stands for a tensor argument: its dtype, and the bytes from its first to its last element."""
@@ -55,9 +52,9 @@ class _Address:
 class BoundLaunch:
     """A launch of a Triton function on one device, as a function of the arguments that vary.
 
-    Tensors (or a `Pointer` for each), floats and `ANY_INT` vary, in the order of `arguments`, in tuples or
-    not. Other arguments, constants and the grid are fixed. The kernel is compiled at the first call, once
-    for each alignment of the addresses. Triton's launch hooks are called.
+    Tensors (or a `Pointer` for each) and floats vary, in the order of `arguments`, in tuples or not. Other
+    arguments, constants and the grid are fixed. The kernel is compiled at the first call, once for each
+    alignment of the addresses. Triton's launch hooks are called.
     """
 
     __slots__ = ("arguments", "call", "compiled", "constants", "function", "grid", "options", "varying")
@@ -87,10 +84,7 @@ class BoundLaunch:
         alignment = tuple(value & 15 for kind, value in pairs if isinstance(kind, Pointer))
         runner = self.compiled.get(alignment)
         if runner is None:
-            examples = [
-                _Address(kind, value) if isinstance(kind, Pointer) else 7 if kind is ANY_INT else kind
-                for kind, value in pairs
-            ]
+            examples = [_Address(kind, value) if isinstance(kind, Pointer) else kind for kind, value in pairs]
             arguments = _fill(self.arguments, iter(examples))
             kernel = self.function.warmup(*arguments, grid=self.grid, **self.constants, **self.options)
             runner = self.compiled[alignment] = kernel[self.grid]
@@ -174,7 +168,7 @@ def varying(arguments: Iterable[Any]) -> list[Any]:
 
 
 def _varies(argument: Any) -> bool:
-    return isinstance(argument, torch.Tensor | Pointer | float) or argument is ANY_INT
+    return isinstance(argument, torch.Tensor | Pointer | float)
 
 
 def _slots(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
