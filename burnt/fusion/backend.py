@@ -11,7 +11,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -63,19 +63,28 @@ def compile(model: Any = None, *, fullgraph: bool = False, dynamic: bool | None 
     """
     if model is None:
         return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic)
-    return torch.compile(model, backend=_backend(fullgraph), fullgraph=fullgraph, dynamic=dynamic)
+    return torch.compile(model, backend=_backend(Options(fullgraph)), fullgraph=fullgraph, dynamic=dynamic)
+
+
+class Options(NamedTuple):
+    """What `compile` was asked for, but for what is Dynamo's."""
+
+    fullgraph: bool = False
+
+
+_DEFAULTS = Options()
 
 
 @functools.cache  # the same object each time, or Dynamo would compile again
-def _backend(fullgraph: bool) -> Callable[..., Any]:
-    return functools.partial(backend, fullgraph=fullgraph)
+def _backend(options: Options) -> Callable[..., Any]:
+    return functools.partial(backend, options=options)
 
 
 def backend(
-    graph: torch.fx.GraphModule, examples: Sequence[Any], *, fullgraph: bool = False
+    graph: torch.fx.GraphModule, examples: Sequence[Any], *, options: Options = _DEFAULTS
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
-    compiler = _Compiler(f"graph{next(_numbers)}", fullgraph)
+    compiler = _Compiler(f"graph{next(_numbers)}", options)
     compile_all = _torch.aot_backend(
         compiler,
         table={**decompositions(), torch.ops.aten.native_dropout.default: _dropout},
@@ -95,8 +104,8 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 class _Compiler:
     """Compiles the forward and the backward of one graph of Dynamo; `name` is that graph's."""
 
-    def __init__(self, name: str, fullgraph: bool) -> None:
-        self.name, self.fullgraph = name, fullgraph
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self.options = name, options
         # Whether torch draws the random numbers that the backward draws again; None if it is not known yet.
         self.torch_draws: bool | None = None
 
@@ -121,13 +130,14 @@ class _Compiler:
             raise  # the cache folder cannot be trusted
         except Exception as error:  # of any kind: a fault in burnt must not stop what torch can run
             is_torn = has_draws and self.torch_draws is False
-            if self.fullgraph or is_torn:
+            if self.options.fullgraph or is_torn:
                 raise FusionError(
                     f"{name} cannot be compiled",
-                    where="burnt.compile(fullgraph=True)" if self.fullgraph else "burnt.compile",
+                    where="burnt.compile(fullgraph=True)" if self.options.fullgraph else "burnt.compile",
                     expected="kernels and library calls",
                     found=f"torch would run the graph{', with other random numbers' * is_torn}: {error}",
-                    hint="compile a part of the model" + ", or without fullgraph=True" * self.fullgraph,
+                    hint="compile a part of the model"
+                    + ", or without fullgraph=True" * self.options.fullgraph,
                 ) from error
             _warn(name, error)
             self.torch_draws = True if has_draws else self.torch_draws
