@@ -30,7 +30,8 @@ from burnt.codegen.frontend.trace import (
     why_unsupported,
 )
 from burnt.codegen.ir import Buffer
-from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
+from burnt.codegen.printing import debug_log, debug_log_plan
+from burnt.codegen.runtime.compiled_plan import CompiledPlan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import forget_dropped_values, with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,28 +14,12 @@ from burnt._text import table_lines
 from burnt.codegen.backward import build_backward_plan
 from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.function import CacheEntry, Function
-from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
+from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.printing import Step, explain_step, measure
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import find_target
-from burnt.codegen.schedule.scheduler import VIEW_OPS, Plan, TorchCall
-
-_NO_OPS = frozenset({"load", "const", "number", "index", "as", "reduced", "scanned", "identity"})
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A generated kernel or a torch call."""
-
-    name: str
-    # Kind of the kernel (`Kernel.kind`), ``library`` for a torch call, or ``view`` for a view of a torch
-    # call's argument or result.
-    kind: str
-    ops: tuple[str, ...]  # the ops that it computes, in order
-    bytes: int  # bytes of memory that it reads and writes, each tensor counted once
-    why: str
-    seconds: float | None = None  # median time of a few runs; None if it was not timed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +125,7 @@ def explain(
         torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
         plan = entry.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))
         if plan is not None:
-            backward = _explain_plan(plan.plan, _measure(plan.plan) if timed else None)
+            backward = _explain_plan(plan.plan, measure(plan.plan) if timed else None)
     with torch.no_grad():
         seconds = entry.forward.time_steps(tensors, numbers) if timed else None
     return dataclasses.replace(_explain_plan(entry.forward, seconds), backward=backward)
@@ -178,68 +161,10 @@ def _refuse_to_run(code: HostCode, tensors: Sequence[str], numbers: Sequence[str
     raise AssertionError("kernels generated for explain(target=...) do not run")
 
 
-def _measure(compiled: CompiledPlan) -> list[float]:
-    """Time a plan's steps with inputs of the right shapes; their values do not matter."""
-    tensors = [
-        torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device=compiled.device).fill_(
-            b.dtype.is_floating_point
-        )
-        for b in compiled.plan.inputs
-    ]
-    return compiled.time_steps(tensors, [0.5] * len(compiled.plan.number_positions))
-
-
 def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
     times: Sequence[float | None] = seconds or [None] * len(compiled.plan.steps)
     steps = tuple(
-        dataclasses.replace(_explain_step(step, compiled.plan), seconds=s)
+        dataclasses.replace(explain_step(step, compiled.plan), seconds=s)
         for step, s in zip(compiled.plan.steps, times, strict=True)
     )
     return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
-
-
-def _explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:
-    if isinstance(step, TorchCall):
-        name = str(step.node.target)
-        ops = (name.split(".")[1],)
-        if step.node.target in VIEW_OPS:
-            return Step(name, "view", ops, 0, "a torch call reads or returns its memory")
-        num_bytes = _num_bytes([*step.inputs.values(), *(b for b in step.outputs if b is not None)])
-        return Step(name, "library", ops, num_bytes, f"torch's call is used: {step.reason}")
-    num_bytes = _num_bytes([*step.buffers_read, *step.buffers_written])
-    return Step(step.name, step.kind, tuple(_ops(step)), num_bytes, _why_separate(step, plan))
-
-
-def _ops(kernel: Kernel) -> list[str]:
-    """Return the names of a kernel's ops, each once: a reduction and its store may repeat a computation."""
-    names: dict[str, None] = {}
-    for step in kernel.steps:
-        element = step.element if isinstance(step, OnlineReduction) else None
-        exprs = walk([element or step.body])
-        names |= dict.fromkeys(e.op for e in exprs if e.op not in _NO_OPS)
-        if isinstance(step, OnlineReduction):
-            names[f"online {step.reduction.kind}"] = None
-        elif isinstance(step, ReductionStep):
-            names[step.reduction.kind] = None
-        elif isinstance(step, ScanStep):
-            names[f"running {step.scan.kind}"] = None
-    return list(names)
-
-
-def _why_separate(kernel: Kernel, plan: Plan) -> str:
-    if len(plan.steps) == 1:
-        return "it is the only step"
-    stores = [s.buffer for s in kernel.steps if isinstance(s, Store)]
-    readers = [
-        s for s in plan.steps if isinstance(s, TorchCall) and any(b in s.inputs.values() for b in stores)
-    ]
-    if readers:
-        return f"{readers[0].node.target} reads its result from memory"
-    if any(b.role == "intermediate" for b in stores):
-        return "other rows need its reductions, or its rows are few and long"
-    sizes = ", ".join(str(tuple(b.shape)) for b in stores)
-    return f"its results {sizes} have rows of their own"
-
-
-def _num_bytes(buffers: list[Buffer]) -> int:
-    return sum(math.prod(b.shape) * b.dtype.itemsize for b in dict.fromkeys(buffers) if b.role != "local")

@@ -53,8 +53,9 @@ from burnt.codegen.frontend.trace import PLANNING_LOCK, InlinedWhenTraced, is_ra
 from burnt.codegen.ir import Kernel
 from burnt.codegen.lower.matmul import why_always_library_call
 from burnt.codegen.precision import precision
+from burnt.codegen.printing import debug_log, debug_log_plan
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
+from burnt.codegen.runtime.compiled_plan import CompiledPlan, warn_fallback
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of

@@ -19,7 +19,8 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.frontend.trace import PLANNING_LOCK, decompositions, is_random
 from burnt.codegen.lower import LOWERINGS
-from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log_plan
+from burnt.codegen.printing import debug_log_plan
+from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
 from burnt.fusion.graph import device_of, host_inputs, traced_of

@@ -8,9 +8,7 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -339,24 +337,6 @@ def _buffers_of(step: Kernel | TorchCall) -> dict[Buffer, None]:
     if isinstance(step, TorchCall):
         return {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
     return step.buffers_read | step.buffers_written
-
-
-def debug_log_plan(plan: CompiledPlan) -> None:
-    """Print the steps of a plan and the code of its kernels, if ``BURNT_DEBUG=1`` is set."""
-    steps = plan.plan.steps
-    lines = [f"{len(steps)} step{'s' if len(steps) != 1 else ''}"]
-    for step in steps:
-        if isinstance(step, Kernel):
-            lines += [f"  {step.name}, {step.kind}", plan.texts.get(step, "")]
-        else:
-            lines.append(f"  {step.node.target}, torch's own call: {step.reason}")
-    debug_log(plan.name, "\n".join(lines))
-
-
-def debug_log(name: str, message: str) -> None:
-    """Print a message about a fused function to stderr, if ``BURNT_DEBUG=1`` is set."""
-    if os.environ.get("BURNT_DEBUG") == "1":
-        print(f"burnt: {name}: {message}", file=sys.stderr)  # noqa: T201
 
 
 def warn_fallback(name: str, error: Exception) -> str:
