@@ -23,7 +23,7 @@ from burnt.codegen.printing import debug_log_plan
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
-from burnt.fusion.graph import device_of, host_inputs, traced_of
+from burnt.fusion.graph import device_of, host_inputs, lazy_inputs, traced_of
 
 M = TypeVar("M", bound=Callable[..., Any])
 _Boxed = Callable[[list[Any]], Any]
@@ -177,13 +177,15 @@ def _plan(graph: torch.fx.GraphModule, name: str, *, may_restride: bool) -> _Box
         captured = [getattr(computed.graph, attribute).to(device) for attribute in computed.captured]
         plan = CompiledPlan(computed, captured, name, target, device)
     debug_log_plan(plan)
-    run_plan, on_host = plan.run_and_free, host_inputs(graph, device)
+    run_plan, on_host, lazy = plan.run_and_free, host_inputs(graph, device), lazy_inputs(graph)
 
     def run(arguments: list[Any]) -> list[Any]:
         for i in on_host:
             arguments[i] = arguments[i].to(device)
+        for i in lazy:
+            arguments[i] = _torch.materialized(arguments[i])
         arguments += captured
-        if may_restride:
+        if may_restride or lazy:
             arguments[:] = plan.in_own_strides(arguments)
         if plan.plan.seed is not None:
             arguments.append(plan.draw_seed())

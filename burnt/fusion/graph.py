@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from burnt import _torch
 from burnt.codegen.frontend.overlap import find_aliases
@@ -16,6 +17,9 @@ from burnt.codegen.lower import LOWERINGS
 from burnt.errors import UnsupportedError
 
 aten = torch.ops.aten
+
+# Kernels read memory: in place of a tensor that is conjugated or negated lazily stands what it would be.
+_LAZY_OPS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 
 
 def traced_of(graph: torch.fx.GraphModule, device: torch.device) -> Traced:
@@ -35,9 +39,15 @@ def traced_of(graph: torch.fx.GraphModule, device: torch.device) -> Traced:
     results = list(output.args[0]) if isinstance(output.args[0], tuple | list) else [output.args[0]]
     count = len(results)
     mutated = _take_copies(graph, inputs, results)
+    if any(_torch.is_lazy(inputs[i].meta["val"]) for i in mutated):
+        raise UnsupportedError("it changes an argument in place that is conjugated or negated lazily")
     output.args = (results,)
     clean_up(graph)
     _seed_replayed_draws(graph, device)
+    for node in graph.graph.nodes:
+        if _has_open_sizes(node):
+            raise UnsupportedError(f"sizes depend on data: those of {node.name}, of {node.target}")
+        node.target = _LAZY_OPS.get(node.target, node.target)
     fakes = [_fake(r) for r in results]
     aliases = find_aliases(fakes[:count])
     layouts = [
@@ -53,6 +63,12 @@ def traced_of(graph: torch.fx.GraphModule, device: torch.device) -> Traced:
     if reason is not None:
         raise UnsupportedError(reason)
     return traced
+
+
+def _has_open_sizes(node: torch.fx.Node) -> bool:
+    values = tree_leaves(node.meta.get("val"))
+    sizes = [size for v in values for size in (v.shape if isinstance(v, Tensor) else (v,))]
+    return any(isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) for size in sizes)
 
 
 def _fake(result: Any) -> Any:
@@ -105,6 +121,12 @@ def _seed_replayed_draws(graph: torch.fx.GraphModule, device: torch.device) -> N
 def draw_seed(device: torch.device) -> Tensor:
     """Return a seed of the op whose numbers are drawn again in the backward, ``[1]`` of int64."""
     return torch.empty(1, dtype=torch.int64, device=device).random_()
+
+
+def lazy_inputs(graph: torch.fx.GraphModule) -> list[int]:
+    """Return the positions of arguments whose memory does not hold their elements."""
+    inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    return [i for i, node in enumerate(inputs) if _torch.is_lazy(node.meta["val"])]
 
 
 def host_inputs(graph: torch.fx.GraphModule, device: torch.device) -> list[int]:

@@ -9,6 +9,7 @@ kernel that reads them. The plan must be correct first, and then move as few byt
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -192,7 +193,7 @@ class _Scheduler:
         """Return the value of a node: lowered, or loaded from the output of a torch call."""
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-        is_supported = all(
+        is_supported = node.target is operator.getitem or all(
             not isinstance(m, torch.Tensor)
             or _is_supported(m)
             or (m.dtype in FLOAT8_FORMATS and node in self.float8_nodes)
