@@ -135,12 +135,13 @@ def replayed_draw(node: torch.fx.Node) -> str | None:
     return kinds.get(node.target)
 
 
-def fake_empty(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor without memory, ``[size]``."""
+def fake_result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a function without computing it: tensors without memory, also in its arguments."""
+    from torch._guards import detect_fake_mode
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
-        return torch.empty(size, dtype=dtype, device=device)
+    with detect_fake_mode((args, kwargs)) or FakeTensorMode():
+        return function(*args, **kwargs)
 
 
 def boxed(call: Callable[..., Any], *, takes_list: bool = False) -> Callable[[list[Any]], Any]:

@@ -105,10 +105,10 @@ def _seed_replayed_draws(graph: torch.fx.GraphModule, device: torch.device) -> N
                 seed, op, *arguments = node.args
             if op not in LOWERINGS:
                 raise UnsupportedError(f"{op} draws random numbers again in the backward, and has no kernel")
-            seed.meta["val"] = _torch.fake_empty(1, torch.int64, device)
+            seed.meta["val"] = _torch.fake_result(torch.empty, 1, dtype=torch.int64, device=device)
             drawn = graph.graph.call_function(op, tuple(arguments), node.kwargs)
         fakes = torch.fx.node.map_arg((drawn.args, drawn.kwargs), lambda n: n.meta["val"])
-        drawn.meta |= {"val": op(*fakes[0], **fakes[1]), "seed": seed, "stream": 0}
+        drawn.meta |= {"val": _torch.fake_result(op, *fakes[0], **fakes[1]), "seed": seed, "stream": 0}
         if kind == "load":
             node.replace_all_uses_with(drawn)
         else:

@@ -12,7 +12,7 @@ import torch
 from burnt import optim
 from burnt._hints import explain_arguments
 from burnt._lazy import own_names
-from burnt._torch import compiled_in_place
+from burnt._torch import compiled_in_place, is_compiled
 from burnt.errors import DefinitionError, did_you_mean
 from burnt.gradients import refuse_parallel
 from burnt.module import layers_in_body
@@ -40,12 +40,15 @@ class Learner:
         step: ``step(model, batch) -> StepOutput``, for a model without a `training_step`.
         validation_step: the same for validation; by default the model's `validation_step`, or the training
             step.
+        compile: train the model compiled by `burnt.compile`, with the default options or those of a mapping,
+            ``{"dynamic": True}``: its calls in steps, evaluations and predictions.
 
     The attribute `precision` is the last training's, in which `evaluate` evaluates the model.
 
     Raises:
         DefinitionError: `optimizer` is not an optimizer of burnt, `schedule` is not a learning rate, or the
-            model has no `training_step` and no `step` was given, or a class of the model holds a layer.
+            model has no `training_step` and no `step` was given, or a class of the model holds a layer; or
+            the model cannot be compiled: it is swapped, or compiled otherwise.
         OptimError: of several optimizers, one cannot be stepped by gradients or has two names.
         UnsupportedError: the model contains DistributedDataParallel or the like, whose gradients only
             ``loss.backward()`` synchronizes.
@@ -72,6 +75,7 @@ class Learner:
         schedule: float | Callable[[int], float] | Mapping[str, float | Callable[[int], float]],
         step: StepFunction | None = None,
         validation_step: StepFunction | None = None,
+        compile: bool | Mapping[str, Any] = False,
     ) -> None:
         refuse_parallel(model)
         _refuse_layers_of_classes(model)
@@ -86,13 +90,31 @@ class Learner:
             step = model_step(model, "training_step")
             if validation_step is None and callable(getattr(model, "validation_step", None)):
                 validation_step = model_step(model, "validation_step")
-        self.model = compiled_in_place(model)
+        if compile is not False and is_compiled(model := compiled_in_place(model)):
+            raise _not_compilable("it is compiled already", "leave out compile=, or torch.compile")
+        self.compile = compile if isinstance(compile, bool) else dict(compile)
+        self.model = self.compiled(compiled_in_place(model))
         self.optimizer = optimizer
         self.step = step
         if validation_step is None:
             validation_step = _no_validation_step if isinstance(optimizer, Optimizers) else step
         self.validation_step = validation_step
         self.precision = "float32"
+
+    def compiled(self, model: torch.nn.Module) -> torch.nn.Module:
+        """Return the model compiled in place as `compile` says, unless it is already; copies are not."""
+        if self.compile is False or is_compiled(model):
+            return model
+        from burnt.swapping.site import site_of
+
+        if any(site_of(module) is not None for module in model.modules()):
+            raise _not_compilable(
+                "burnt.swap has replaced modules, which compilers see as the originals",
+                "one of them: burnt.unswap(model), or leave out compile=",
+            )
+        from burnt.fusion.backend import compile
+
+        return compiled_in_place(compile(model, **({} if self.compile is True else self.compile)))
 
     @property
     def schedule_text(self) -> str:
@@ -101,6 +123,16 @@ class Learner:
             return stable_text(self.schedule)
         schedules = self.optimizer.all_schedules.items()
         return ", ".join(f"{name}: {stable_text(schedule)}" for name, schedule in schedules)
+
+
+def _not_compilable(found: str, hint: str) -> DefinitionError:
+    return DefinitionError(
+        "the Learner cannot compile its model",
+        where="compile",
+        expected="a model as it was built",
+        found=found,
+        hint=hint,
+    )
 
 
 def _refuse_layers_of_classes(model: torch.nn.Module) -> None:

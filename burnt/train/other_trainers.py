@@ -69,7 +69,7 @@ TRAINER_OPTIONS = {
     "save_strategy": _SAVE,
     "save_total_limit": "checkpoints=[KeepLast(2)]",
     "tf32": 'precision="tf32"',
-    "torch_compile": "Learner(torch.compile(model), ...)",
+    "torch_compile": "Learner(model, ..., compile=True)",
     "use_cpu": 'device="cpu"',
     "val_check_interval": _VALIDATE,
     "warmup_ratio": _SCHEDULE,

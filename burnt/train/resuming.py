@@ -23,6 +23,7 @@ def checkpoint_document(settings: TrainingSettings, learner: Learner, control: C
         "seed": settings.seed,
         "schedule": learner.schedule_text,
         "built": repr(learner.optimizer),
+        "compile": learner.compile,
         "precision": settings.precision,
         "clip_norm": settings.clip_norm,
         "clip_value": settings.clip_value,
@@ -83,6 +84,7 @@ def restore_checkpoint(
         ("the schedule", "schedule", learner.schedule_text),
         # Earlier checkpoints lack some of these.
         ("the optimizer", "built", repr(learner.optimizer)),
+        ("compile=", "compile", learner.compile),
         ("precision=", "precision", settings.precision),
         ("accumulate=", "accumulate", settings.accumulate),
         ("clip_norm=", "clip_norm", settings.clip_norm),

@@ -276,6 +276,7 @@ class SupervisedTraining(TrainingSettings):
         if ranks is None or ranks.has_replicas:  # parts are moved one by one, as the model may be too large
             model = self.placement.apply(model)
         cast_parameters(self.precision, model)
+        learner.compiled(model)  # the Learner may be a copy
         self._check_update(learner)
         steps = Steps(model, learner.step, learner.validation_step)
         learner.precision = self.precision
@@ -334,6 +335,7 @@ class SupervisedTraining(TrainingSettings):
             stack.enter_context(float32_matmuls(self.precision))
             stack.enter_context(checkpointed(model, self.checkpoint_activations))
             stack.callback(self.reporter.close)
+            stack.enter_context(self.reporter.logging_warnings())
             ending = stack.enter_context(Ending(writer, position))
             if loaded.rng is not None:
                 loaded.rng.restore()
@@ -415,7 +417,11 @@ class SupervisedTraining(TrainingSettings):
         )
         state: dict[str, Mapping[str, object]] = {
             "the Config": config,
-            "the Learner": {"optimizer": learner.optimizer, "schedule": learner.schedule_text},
+            "the Learner": {
+                "optimizer": learner.optimizer,
+                "schedule": learner.schedule_text,
+                "compile": learner.compile,
+            },
             "the training's loader": self.train.state(),
             **{f"the loader of {split}": loader.state() for split, loader in self.valid.items()},
             "the settings": {name: getattr(self, name) for name in settings.split()},
@@ -528,6 +534,7 @@ class SupervisedTraining(TrainingSettings):
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
             "schedule": learner.schedule_text,
+            **({} if learner.compile is False else {"compile": learner.compile}),
             **({} if ranking is None else {"ranked_by": ranking["metric"]}),
             "duration": str(self.duration),
             "precision": self.precision,

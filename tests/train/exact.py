@@ -359,6 +359,7 @@ def prepared(
         given.pop("schedule", None) or optim.Cosine(3e-2, 20),
         step=given.pop("step", step),
         validation_step=given.pop("validation_step", None),
+        compile=given.pop("compile", False),
     )
     training = SupervisedTraining(
         folder,

@@ -17,8 +17,8 @@ from burnt._torch import restored_modes
 from burnt._user_code import user_line
 from burnt.data import move
 from burnt.data.loading.loader import EpochLoader
-from burnt.errors import BurntError, DataError, MetricError, ShapeError, UnsupportedError
-from burnt.inspect.meta import run_isolated
+from burnt.errors import BurntError, DataError, DefinitionError, MetricError, ShapeError, UnsupportedError
+from burnt.inspect.meta import run_isolated, uncompiled
 from burnt.inspect.signature import Signature, SignatureRecorder
 from burnt.inspect.specs import named_tensors, shape_text, tensor_paths, tensors_in
 from burnt.train.checkpoints.checkpoint import Loaded
@@ -346,6 +346,14 @@ def _training_shapes(
                 found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
                 hint="is the model frozen, or the loss detached or computed under no_grad?",
             )
+        if learner.compile is not False and "" not in report.shapes:
+            raise DefinitionError(
+                "compile= has no effect, as the training step does not call the model itself",
+                where="Learner",
+                expected="a step that calls model(...)",
+                found=f"calls of {', '.join(report.shapes) or 'no module'}"[:200],
+                hint='without it, compile what the step calls: model.encoder.compile(backend="burnt")',
+            )
     messages += [f"Warning: not checked: {line}" for line in report.unchecked]
     messages += [
         f"Warning: {path} will not be trained, because the loss does not depend on it."
@@ -376,7 +384,8 @@ def _check_validation_step(settings: TrainingSettings, steps: Steps, split: str)
     try:
         with collected_names() as logged:
             context = functools.partial(autocast, settings.precision, *device_types(steps.model))
-            run_validation(steps, [move(batch, device)], metrics, context, logged.update)
+            with uncompiled():  # the hooks would be compiled, too
+                run_validation(steps, [move(batch, device)], metrics, context, logged.update)
     except BurntError:
         raise
     except Exception as error:

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from burnt.errors import RunError, UnsupportedError
+from burnt.errors import FusionWarning, RunError, UnsupportedError
 from burnt.store import RunReader, RunWriter
 from burnt.train.duration import Position
 from burnt.train.events import EpochEnded, Event, Logged, Started, Validated
@@ -100,6 +101,22 @@ class Reporter:
     def handle_signal(self, number: signal.Signals) -> bool:
         """Called on a signal that ends the training; return True to ignore the signal and continue."""
         return False
+
+    @contextlib.contextmanager
+    def logging_warnings(self) -> Iterator[None]:
+        """Context in which a `FusionWarning`, besides being shown, is a line of the run's log."""
+        show = warnings.showwarning
+
+        def show_and_log(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if issubclass(category, FusionWarning):
+                self._log(str(message), "warning")
+            show(message, category, *rest, **named)
+
+        warnings.showwarning = show_and_log
+        try:
+            yield
+        finally:
+            warnings.showwarning = show
 
     def close(self) -> None:
         """Called when the training is over."""

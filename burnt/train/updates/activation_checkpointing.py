@@ -85,6 +85,8 @@ def _checkpointed_forward(module: torch.nn.Module, forward: Callable[..., Any]) 
     def call(*args: Any, **kwargs: Any) -> Any:
         if not (module.training and torch.is_grad_enabled()):
             return forward(*args, **kwargs)
+        if torch.compiler.is_compiling():  # its graphs change buffers once
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
         again = _SameBuffers(module)
         return checkpoint(
             lambda _, /, *args, **kwargs: forward(*args, **kwargs),

@@ -59,6 +59,7 @@ def train(
     rate: Any = 1e-2,
     loader: Any = None,
     validation_step: Any = None,
+    compile: bool = False,
     **settings: Any,
 ) -> tuple[torch.nn.Module, Any]:
     model = network() if model is None else model
@@ -78,7 +79,7 @@ def train(
         device="cpu",
         **options,
     )
-    learner = Learner(model, optimizer or optim.AdamW(), rate, step, validation_step)
+    learner = Learner(model, optimizer or optim.AdamW(), rate, step, validation_step, compile)
     return model, training.run(learner)
 
 
@@ -302,6 +303,7 @@ def stream(folder: Path, durations: tuple[str, ...] = ("9 steps", "2 epochs")) -
 SHARDED = (
     "nan skip",
     "adamw",
+    "compiled",
     "sgd",
     "clip value",
     "ema",
@@ -352,6 +354,9 @@ class Raised:
 
 CASES: dict[str, Callable[[Path], Any]] = {
     "adamw": lambda folder: train(folder, metrics=[Accuracy(), F1("macro"), AUROC(), MedianLoss()]),
+    "compiled": lambda folder: train(
+        folder, network(nn.LayerNorm(16), nn.Tanh()), compile=True, accumulate=2
+    ),
     "sgd": lambda folder: train(folder, optimizer=optim.Sgd(momentum=0.9), clip_norm=0.5, accumulate=3),
     "clip value": lambda folder: train(folder, clip_value=0.01, log_gradient_norm=True, on_nan="skip"),
     "ema": lambda folder: train(folder, optimizer=optim.Ema(optim.AdamW(), 0.9)),
