@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from burnt import quant as quant
     from burnt import record as record
     from burnt import train as train
-    from burnt.codegen import explain as explain
     from burnt.codegen import fuse as fuse
     from burnt.config import Config as Config
     from burnt.device import device_info as device_info
     from burnt.fusion.backend import compile as compile
+    from burnt.fusion.explanation import explain as explain
     from burnt.gradients import Gradients as Gradients
     from burnt.inspect import CheckReport as CheckReport
     from burnt.inspect import Summary as Summary
@@ -56,11 +56,11 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "burnt": "data kernels memory models nn onnx optim quant record train",
-    "burnt.codegen.explanation": "explain",
     "burnt.codegen.function": "fuse",
     "burnt.config": "Config",
     "burnt.device": "device_info",
     "burnt.fusion.backend": "compile",
+    "burnt.fusion.explanation": "explain",
     "burnt.gradients": "Gradients",
     "burnt.inspect": "CheckReport Summary TensorSpec check freeze num_params summary unfreeze",
     "burnt.module": "Module field",

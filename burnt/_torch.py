@@ -71,6 +71,14 @@ def without_compilation(module: torch.nn.Module) -> torch.nn.Module:
     return module._orig_mod if isinstance(module, OptimizedModule) else module
 
 
+def uncompiled(call: Any) -> Any:
+    """Return the module or function that `torch.compile` has wrapped; others as they are."""
+    if not isinstance(call, torch.nn.Module):
+        return getattr(call, "_torchdynamo_orig_callable", call)
+    inner = without_compilation(call)
+    return inner if inner._compiled_call_impl is None else inner.forward  # compiled in place
+
+
 def is_compiled(call: object) -> bool:
     """Whether `torch.compile` wraps the call of a module, or a function or method."""
     return getattr(call, "_compiled_call_impl", None) is not None or hasattr(
@@ -121,6 +129,18 @@ def aot_backend(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
+
+
+def break_reason(graph: torch.fx.GraphModule) -> str | None:
+    """Return where and why Dynamo ended a graph that it gave to a backend; None at the function's end."""
+    reason: Any = getattr(graph, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return None
+    lines = reason.reason.splitlines()
+    text = "a branch depends on a tensor's value" if lines[0].startswith("generic_jump") else lines[0]
+    text += "".join(f": {line.strip()[13:]}" for line in lines if line.startswith("  Explanation: "))
+    frame = reason.user_stack[-1] if reason.user_stack else None
+    return text if frame is None else f"{frame.filename}:{frame.lineno}, `{frame.line}`: {text}"
 
 
 def replayed_draw(node: torch.fx.Node) -> str | None:

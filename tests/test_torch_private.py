@@ -76,6 +76,40 @@ def test_what_is_compiled_is_told_from_what_is_not() -> None:
     assert not any(map(_torch.is_compiled, (torch.nn.Linear(2, 3), torch.nn.Linear(2, 3).forward, len)))
 
 
+def test_what_is_compiled_can_be_had_without() -> None:
+    def double(x):
+        return 2 * x
+
+    model, other = torch.nn.Linear(2, 3), torch.nn.Linear(2, 3)
+    other.compile(backend="eager")
+    assert _torch.uncompiled(torch.compile(model, backend="eager")) is model
+    assert _torch.uncompiled(torch.compile(double, backend="eager")) is double
+    assert _torch.uncompiled(other) == other.forward
+    assert _torch.uncompiled(model) is model
+    assert _torch.uncompiled(double) is double
+
+
+def test_dynamo_says_where_and_why_a_graph_ended() -> None:
+    reasons = []
+
+    def backend(graph, inputs):
+        reasons.append(_torch.break_reason(graph))
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def split(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2 if x.sum() > 0 else x
+
+    split(torch.ones(2))
+    assert len(reasons) == 3
+    assert reasons[2] is None
+    assert f"{__file__}:" in reasons[0]
+    assert ", `torch._dynamo.graph_break()`: " in reasons[0]
+    assert reasons[1].endswith(": a branch depends on a tensor's value"), reasons[1]
+
+
 def test_a_function_runs_without_memory_as_it_would_with() -> None:
     x = torch.ones(2, 3).t().requires_grad_()
     weight = torch.nn.Parameter(torch.ones(()))

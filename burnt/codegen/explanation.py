@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnt._text import table_lines
+from burnt._text import bytes_text, table_lines
 from burnt.codegen.backward import build_backward_plan
 from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.function import CacheEntry, Function
@@ -18,8 +20,9 @@ from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.printing import Step, explain_step, measure
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.host_code import HostCode
-from burnt.codegen.runtime.target import BuiltKernels
+from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.runtime.targets import find_target
+from burnt.errors import quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +34,14 @@ class Explanation:
         fallback_reason: why the eager function runs, or None.
         texts: the generated source of each kernel, by name: C, Triton or Metal, by the tensors' device.
         backward: the explanation of its backward, if an argument requires a gradient and there is a plan.
+        graph_breaks: where and why Dynamo split a compiled model into several graphs.
     """
 
     steps: tuple[Step, ...]
     fallback_reason: str | None = None
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     backward: Explanation | None = None
+    graph_breaks: tuple[str, ...] = ()
 
     @property
     def plain(self) -> str | None:
@@ -67,15 +72,53 @@ class Explanation:
         if self.fallback_reason is not None:
             return f"the eager function runs: {self.fallback_reason}"
         steps = [*self.steps, *(self.backward.steps if self.backward is not None else ())]
-        is_timed = any(s.seconds is not None for s in steps)
-        times = ["us", "GB/s"] if is_timed else []
-        rows = [["kernel", "kind", "bytes", *times, "ops", "separate step because"]]
-        for s in steps:
-            speed = (
-                [f"{s.seconds * 1e6:,.1f}", f"{s.bytes / s.seconds / 1e9:.1f}"] if s.seconds else ["-", "-"]
-            )
-            rows.append([s.name, s.kind, f"{s.bytes:,}", *speed[: len(times)], " ".join(s.ops), s.why])
-        return "\n".join(table_lines(rows, right=range(2, len(rows[0]) - 2)))
+        graphs = dict.fromkeys(step.graph for step in steps)
+        if not any(graphs):
+            return "\n".join(_table([(step, 1) for step in steps]))
+        counts = Counter(step.kind for step in steps)
+        outside = [(counts.pop("library", 0), "library call"), (counts.pop("torch", 0), "graph run by torch")]
+        del counts["view"]
+        figures = [(len(graphs), "graph"), (counts.total(), "kernel"), *outside]
+        lines = [
+            ", ".join(quantity(number, what) for number, what in figures if number or what == "kernel")
+            + f"; {bytes_text(sum(step.bytes for step in steps))} read and written"
+        ]
+        for graph in graphs:
+            rows = self._merged([step for step in steps if step.graph == graph])
+            lines += ["", graph, *(f"  {line}" for line in _table(rows))]
+        lines += ["", "where Dynamo split the model"] * bool(self.graph_breaks)
+        return "\n".join([*lines, *(f"  {reason}" for reason in self.graph_breaks)])
+
+    def _merged(self, steps: Sequence[Step]) -> list[tuple[Step, int]]:
+        """Return steps that differ in name and time only as one with the total time, and their number."""
+        alike: dict[Any, list[Step]] = {}
+        for step in steps:
+            name = step.name if step.kind in ("library", "view", "torch") else None
+            alike.setdefault((name, step.kind, step.ops, step.bytes, step.why), []).append(step)
+        return [
+            (dataclasses.replace(same[0], seconds=sum(filter(None, (s.seconds for s in same)))), len(same))
+            for same in alike.values()
+        ]
+
+
+def _table(steps: Sequence[tuple[Step, int]]) -> list[str]:
+    """Return the lines of a table of steps; each with the number of those that are like it."""
+    is_timed = any(s.seconds for s, _ in steps)
+    has_counts = any(count > 1 for _, count in steps)
+    times = ["us", "GB/s"] if is_timed else []
+    rows = [["kernel", *["times"] * has_counts, "kind", "bytes", *times, "ops", "separate step because"]]
+    for s, count in steps:
+        speed = (
+            [f"{s.seconds * 1e6:,.1f}", f"{s.bytes * count / s.seconds / 1e9:.1f}"]
+            if s.seconds
+            else ["-", "-"]
+        )
+        counts = [str(count)] * has_counts
+        num_bytes = f"{s.bytes * count:,}"
+        rows.append([s.name, *counts, s.kind, num_bytes, *speed[: len(times)], " ".join(s.ops), s.why])
+    return table_lines(
+        rows, right={1, *range(3, len(rows[0]) - 2)} if has_counts else range(2, len(rows[0]) - 2)
+    )
 
 
 def explain(
@@ -125,10 +168,10 @@ def explain(
         torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
         plan = entry.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))
         if plan is not None:
-            backward = _explain_plan(plan.plan, measure(plan.plan) if timed else None)
+            backward = explain_plan(plan.plan, measure(plan.plan) if timed else None)
     with torch.no_grad():
         seconds = entry.forward.time_steps(tensors, numbers) if timed else None
-    return dataclasses.replace(_explain_plan(entry.forward, seconds), backward=backward)
+    return dataclasses.replace(explain_plan(entry.forward, seconds), backward=backward)
 
 
 def _eager_steps(entry: CacheEntry) -> tuple[Step, ...]:
@@ -140,28 +183,38 @@ def _eager_steps(entry: CacheEntry) -> tuple[Step, ...]:
     return (Step(" ".join(calls), "library", ops, num_bytes, f"torch's call is used: {why}"),)
 
 
-def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> Explanation:
-    """Schedule a function and generate its kernels for a target whose device need not be present."""
+@functools.cache
+def source_only(name: str) -> Target:
+    """Return a target that generates kernels which cannot run; its device need not be present.
+
+    Raises:
+        ConfigError: there is no such target.
+    """
     target = find_target(name)
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], positions: Sequence[int]) -> BuiltKernels:
         return BuiltKernels(target.show(list(kernels), positions), dict.fromkeys(kernels, _refuse_to_run))
 
-    source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
-    entry = Function(function.fn, target=source_only).cache_entry(*args)
+    return dataclasses.replace(target, build=build, why_unavailable=lambda: None)
+
+
+def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> Explanation:
+    """Schedule a function and generate its kernels for a target whose device need not be present."""
+    entry = Function(function.fn, target=source_only(name)).cache_entry(*args)
     if entry.forward is None:
         return Explanation((), entry.fallback_reason)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *entry.captured_tensors]
     plan = build_backward_plan(entry.forward, tensors)
-    backward = None if plan is None else _explain_plan(plan.plan, None)
-    return dataclasses.replace(_explain_plan(entry.forward, None), backward=backward)
+    backward = None if plan is None else explain_plan(plan.plan, None)
+    return dataclasses.replace(explain_plan(entry.forward, None), backward=backward)
 
 
 def _refuse_to_run(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
     raise AssertionError("kernels generated for explain(target=...) do not run")
 
 
-def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
+def explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
+    """Explain a plan; `seconds` are the times of its steps."""
     times: Sequence[float | None] = seconds or [None] * len(compiled.plan.steps)
     steps = tuple(
         dataclasses.replace(explain_step(step, compiled.plan), seconds=s)

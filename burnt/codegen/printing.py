@@ -99,13 +99,14 @@ class Step:
     """A generated kernel or a torch call."""
 
     name: str
-    # Kind of the kernel (`Kernel.kind`), ``library`` for a torch call, or ``view`` for a view of a torch
-    # call's argument or result.
+    # Kind of the kernel (`Kernel.kind`), ``library`` for a torch call, ``view`` for a view of a torch call's
+    # argument or result, or ``torch`` for a graph that torch runs op by op.
     kind: str
     ops: tuple[str, ...]  # the ops that it computes, in order
     bytes: int  # bytes of memory that it reads and writes, each tensor counted once
     why: str
     seconds: float | None = None  # median time of a few runs; None if it was not timed
+    graph: str = ""  # of a compiled model: the name of the graph
 
 
 def explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:
@@ -118,7 +119,7 @@ def explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:
         num_bytes = _num_bytes([*step.inputs.values(), *(b for b in step.outputs if b is not None)])
         return Step(name, "library", ops, num_bytes, f"torch's call is used: {step.reason}")
     num_bytes = _num_bytes([*step.buffers_read, *step.buffers_written])
-    return Step(step.name, step.kind, tuple(_ops(step)), num_bytes, _why_separate(step, plan))
+    return Step(step.name, step.kind, tuple(_ops(step)) or ("copy",), num_bytes, _why_separate(step, plan))
 
 
 def _ops(kernel: Kernel) -> list[str]:

@@ -7,16 +7,20 @@ function.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
+import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.explanation import source_only
 from burnt.codegen.frontend.trace import PLANNING_LOCK, decompositions, is_random
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.printing import debug_log_plan
@@ -71,6 +75,7 @@ class Options(NamedTuple):
     """What `compile` was asked for, but for what is Dynamo's."""
 
     fullgraph: bool = False
+    shown: str | None = None  # `explain`: plan the graphs for this target, and let torch run them
 
 
 _DEFAULTS = Options()
@@ -85,7 +90,7 @@ def backend(
     graph: torch.fx.GraphModule, examples: Sequence[Any], *, options: Options = _DEFAULTS
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
-    compiler = _Compiler(f"graph{next(_numbers)}", options)
+    compiler = _Compiler(f"graph{next(_numbers)}", options, _torch.break_reason(graph))
     compile_all = _torch.aot_backend(
         compiler,
         table={**decompositions(), torch.ops.aten.native_dropout.default: _dropout},
@@ -102,11 +107,42 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """What a graph of AOTAutograd became: a plan, or the reason why torch runs it."""
+
+    name: str
+    is_backward: bool
+    break_reason: str | None  # where and why Dynamo ended the graph; None at the function's end
+    plan: CompiledPlan | None = None
+    ops: tuple[str, ...] = ()  # of a graph that torch runs
+    reason: str = ""
+
+    def ran(self) -> None:
+        """Add it to the lists of `recorded`."""
+        for graphs in _recordings:
+            graphs.append(self)
+
+
+_recordings: list[list[Compiled]] = []
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Compiled]]:
+    """Context whose value lists the graphs that run in it, in any thread."""
+    graphs: list[Compiled] = []
+    _recordings.append(graphs)
+    try:
+        yield graphs
+    finally:
+        _recordings[:] = [other for other in _recordings if other is not graphs]
+
+
 class _Compiler:
     """Compiles the forward and the backward of one graph of Dynamo; `name` is that graph's."""
 
-    def __init__(self, name: str, options: Options) -> None:
-        self.name, self.options = name, options
+    def __init__(self, name: str, options: Options, break_reason: str | None) -> None:
+        self.name, self.options, self.break_reason = name, options, break_reason
         # Whether torch draws the random numbers that the backward draws again; None if it is not known yet.
         self.torch_draws: bool | None = None
 
@@ -120,11 +156,12 @@ class _Compiler:
 
     def plan_or_leave(self, graph: torch.fx.GraphModule, kind: str, name: str) -> _Boxed:
         """Return a function of a list of arguments, which it empties: a plan, or the graph run by torch."""
+        compiled = Compiled(name, kind == "backward", self.break_reason)
         has_draws = any(map(_torch.replayed_draw, graph.graph.nodes))
         try:
             if has_draws and self.torch_draws:
                 raise UnsupportedError("torch has drawn the random numbers of its forward")
-            plan = _plan(graph, name, may_restride=kind == "backward")  # hooks return other saved tensors
+            plan = _plan(graph, compiled, shown=self.options.shown)
             self.torch_draws = False if has_draws else self.torch_draws
             return plan
         except CacheError:
@@ -142,7 +179,9 @@ class _Compiler:
                 ) from error
             _warn(name, error)
             self.torch_draws = True if has_draws else self.torch_draws
-            return _torch.boxed(graph.forward)
+            calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+            ops = tuple(dict.fromkeys(str(n.target) for n in calls if n.target is not operator.getitem))
+            return _run_by_torch(graph, dataclasses.replace(compiled, ops=ops, reason=str(error)))
 
     def by_size(self, graph: torch.fx.GraphModule, kind: str, name: str) -> _Boxed:
         """Return a function that makes a plan for the sizes of its arguments, and keeps it."""
@@ -162,30 +201,39 @@ class _Compiler:
         return _torch.boxed(run, takes_list=True)
 
 
-def _plan(graph: torch.fx.GraphModule, name: str, *, may_restride: bool) -> _Boxed:
-    """Return the plan of a graph whose sizes are known, as a function of a list, which it empties.
+def _run_by_torch(graph: torch.fx.GraphModule, compiled: Compiled) -> _Boxed:
+    def run(*arguments: Any) -> Any:
+        compiled.ran()
+        return graph(*arguments)
 
-    `may_restride`: whether its arguments may have other strides than those of the graph.
-    """
+    return _torch.boxed(run)
+
+
+def _plan(graph: torch.fx.GraphModule, compiled: Compiled, *, shown: str | None) -> _Boxed:
+    """Return the plan of a graph whose sizes are known, as a function of a list, which it empties."""
     device = device_of(graph)
-    target = target_of(device)
+    target = target_of(device) if shown is None else source_only(shown)
     if isinstance(target, str):
         raise UnsupportedError(target)
     traced = traced_of(graph, device)
     with PLANNING_LOCK, torch.no_grad():
         computed = traced.without_aliases()
         captured = [getattr(computed.graph, attribute).to(device) for attribute in computed.captured]
-        plan = CompiledPlan(computed, captured, name, target, device)
+        plan = CompiledPlan(computed, captured, compiled.name, target, device)
     debug_log_plan(plan)
+    compiled = dataclasses.replace(compiled, plan=plan)
+    if shown is not None:
+        return _run_by_torch(graph, compiled)
     run_plan, on_host, lazy = plan.run_and_free, host_inputs(graph, device), lazy_inputs(graph)
 
     def run(arguments: list[Any]) -> list[Any]:
+        compiled.ran()
         for i in on_host:
             arguments[i] = arguments[i].to(device)
         for i in lazy:
             arguments[i] = _torch.materialized(arguments[i])
         arguments += captured
-        if may_restride or lazy:
+        if compiled.is_backward or lazy:  # hooks return other saved tensors
             arguments[:] = plan.in_own_strides(arguments)
         if plan.plan.seed is not None:
             arguments.append(plan.draw_seed())

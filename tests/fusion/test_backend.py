@@ -157,10 +157,10 @@ def test_a_backward_that_cannot_draw_the_numbers_of_kernels_again(monkeypatch: p
 
     plan = module._plan
 
-    def failing(graph: torch.fx.GraphModule, name: str, **options: Any) -> Any:
-        if "backward" in name:
+    def failing(graph: torch.fx.GraphModule, compiled: Any, **options: Any) -> Any:
+        if "backward" in compiled.name:
             raise ValueError("a fault")
-        return plan(graph, name, **options)
+        return plan(graph, compiled, **options)
 
     monkeypatch.setattr(module, "_plan", failing)
     x = torch.randn(50, requires_grad=True)
