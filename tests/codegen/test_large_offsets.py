@@ -19,7 +19,7 @@ from torch import Tensor
 
 from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, IndexExpr, Kernel, Split, Store, Var, index_exprs, walk
-from burnt.codegen.render.c.kernel import print_kernels
+from burnt.codegen.render.c.kernel import print_helpers, print_kernel
 from burnt.codegen.render.metal.kernel import print_kernel as print_metal
 from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.render.triton.source import select_config
@@ -104,7 +104,8 @@ def farthest(kernel: Kernel) -> int:
 
 
 def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], folder: Path) -> None:
-    text = with_constant_sizes(print_kernels(kernels, buffers, numbers))
+    functions = [f"void {kernel.name}{with_constant_sizes(print_kernel(kernel))}" for kernel in kernels]
+    text = print_helpers() + "".join(functions)
     assert not re.search(
         r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|iteration)\b", text
     )

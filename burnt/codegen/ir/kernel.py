@@ -174,6 +174,12 @@ class Kernel:
         return {step.buffer: None for step in self.stores if step.buffer.role != "local"}
 
     @property
+    def arguments(self) -> list[Buffer | int]:
+        """What C kernels take, in order: the buffers it reads or writes, the positions of run-time numbers."""
+        numbers = dict.fromkeys(e.extra[0] for e in walk(self.exprs) if e.op == "number")
+        return [*(self.buffers_read | self.buffers_written), *numbers]
+
+    @property
     def scratch(self) -> list[Buffer]:
         """The buffers of role ``local``."""
         return list(dict.fromkeys(step.buffer for step in self.stores if step.buffer.role == "local"))

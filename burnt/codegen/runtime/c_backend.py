@@ -2,87 +2,78 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
 from collections.abc import Sequence
 
 from burnt.codegen.eager_policy import why_torch_is_faster
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_compiler, c_library
-from burnt.codegen.runtime.host_code import HostCode
-from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, raise_failed_check, size_templates
+from burnt.codegen.runtime.host_code import CCall, HostCode
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, size_templates
 from burnt.codegen.schedule.capabilities import OnlineThresholds, PartialSumLimits
 
 
 def _build_c(
     kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
 ) -> BuiltKernels:
-    from burnt.codegen.render.c.kernel import print_kernels
+    from burnt.codegen.render.c.kernel import print_helpers, print_kernel
 
-    template = print_kernels(kernels, buffers, number_positions)
-    has_size_parameters = size_templates.needs_parameters(template)
-    pointers = len(buffers) + any(kernel.checks for kernel in kernels)
-    source, values = (
-        _parametrize_sizes(template, pointers + len(number_positions))
-        if has_size_parameters
-        else (with_constant_sizes(template), ())
+    templates = {kernel: print_kernel(kernel) for kernel in kernels}
+    has_size_parameters = size_templates.needs_parameters(
+        "\n".join([kernels[0].name, *templates.values()])  # plans of another name have their own
     )
-    library = c_library.load(c_compiler.PREAMBLE + source, [kernel.name for kernel in kernels])
+    sizes: dict[Kernel, tuple[int, ...]] = dict.fromkeys(kernels, ())
+    bodies = {}
+    for kernel, template in templates.items():
+        if has_size_parameters:
+            bodies[kernel], sizes[kernel] = _parametrize_sizes(template, kernel)
+        else:
+            bodies[kernel] = with_constant_sizes(template)
+    # Equal kernels are one function. Its name is the same in any plan, so that equal plans are one library.
+    names = {body: f"kernel{i}" for i, body in enumerate(dict.fromkeys(bodies.values()))}
+    source = "".join([c_compiler.PREAMBLE, print_helpers(), *(f"void {n}{b}" for b, n in names.items())])
+    library = c_library.load(source, list(names.values()))
+    slots = {buffer: i for i, buffer in enumerate(buffers)}
+    number_slots = {number: i for i, number in enumerate(number_positions)}
 
     def launch(kernel: Kernel) -> Launcher:
-        call = c_library.launcher(
-            library[kernel.name], pointers=pointers, floats=len(number_positions), sizes=values
-        )
-        words = ctypes.c_int64 * max(len(kernel.checks), 1)
-        used = kernel.buffers_read | kernel.buffers_written
+        address, arguments = c_library.address_of(library[names[bodies[kernel]]]), kernel.arguments
+        used = [slots[a] for a in arguments if isinstance(a, Buffer)]
+        used_numbers = [number_slots[a] for a in arguments if not isinstance(a, Buffer)]
 
         def append(code: HostCode, tensors: Sequence[str], numbers: Sequence[str]) -> None:
-            pairs = zip(buffers, tensors, strict=True)
-            arguments = [code.address(tensor) if buffer in used else "0" for buffer, tensor in pairs]
-            if pointers == len(buffers):
-                code.lines.append(code.call(call, *arguments, *numbers))
-                return
-            code.lines.append(f"failed = {code.call(words)}")
-            arguments.append(code.call(ctypes.addressof, "failed"))
-            code.lines.append(code.call(call, *arguments, *numbers))
-            code.lines.append(code.call(raise_failed_check, code.name(kernel.checks), "failed"))
+            code.c_calls.append(
+                CCall(
+                    address,
+                    [tensors[slot] for slot in used],
+                    [numbers[slot] for slot in used_numbers],
+                    sizes[kernel],
+                    kernel.checks,
+                )
+            )
 
         return append
 
-    texts = {kernel: _extract_function(source, kernel.name) for kernel in kernels}
+    texts = {kernel: f"void {kernel.name}{body}" for kernel, body in bodies.items()}
     return BuiltKernels(texts, {kernel: launch(kernel) for kernel in kernels})
 
 
-def _extract_function(source: str, name: str) -> str:
-    """Return one function of generated C, from its ``void`` to its closing brace."""
-    start = source.index(f"void {name}(")
-    return source[start : source.index("\n}\n", start) + 2]
+def _parametrize_sizes(template: str, kernel: Kernel) -> tuple[str, tuple[int, ...]]:
+    """Turn sizes into arguments, after the kernel's others; return the code and the sizes' values.
 
-
-def _parametrize_sizes(template: str, first: int) -> tuple[str, tuple[int, ...]]:
-    """Turn sizes into kernel arguments, from argument `first` on; return the code and the sizes' values.
-
-    Each kernel reads its sizes once, at its top.
+    A kernel reads its sizes once, at its top.
     """
-    texts: list[str] = []
-    values: list[int] = []
-    for text in re.split(r"(?=^void )", template, flags=re.M):
-        start = len(values)
-        text, sizes = sizes_as_parameters(text, lambda k, start=start: f"n{start + k}")  # type: ignore[misc]
-        values += sizes
-        head, brace, body = text.partition("{\n")
-        reads = [f"    const int64_t n{k} = a[{first + k}].i;\n" for k in range(start, len(values))]
-        texts.append("".join([head, brace, *reads, body]))
-    return "".join(texts), tuple(values)
+    first = len(kernel.arguments) + bool(kernel.checks)
+    text, sizes = sizes_as_parameters(template, lambda k: f"n{k}")
+    head, brace, body = text.partition("{\n")
+    reads = [f"    const int64_t n{k} = a[{first + k}].i;\n" for k in range(len(sizes))]
+    return "".join([head, brace, *reads, body]), sizes
 
 
 def _show_c(kernels: Sequence[Kernel], number_positions: Sequence[int]) -> dict[Kernel, str]:
-    from burnt.codegen.render.c.kernel import print_kernels
+    from burnt.codegen.render.c.kernel import print_kernel
 
-    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.buffers_read, *kernel.buffers_written))
-    source = with_constant_sizes(print_kernels(kernels, list(buffers), number_positions))
-    return {kernel: _extract_function(source, kernel.name) for kernel in kernels}
+    return {kernel: f"void {kernel.name}{with_constant_sizes(print_kernel(kernel))}" for kernel in kernels}
 
 
 def _why_no_compiler() -> str | None:

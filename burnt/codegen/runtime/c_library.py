@@ -239,6 +239,13 @@ def launcher(
     return call_with_sizes
 
 
+def address_of(function: CFunction) -> int:
+    """Return the address of a function of a `Library`."""
+    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    assert address is not None
+    return address
+
+
 def status() -> dict[str, Any]:
     """Return the state of the compiler and the cache as JSON-compatible values, for `burnt info`.
 

@@ -29,6 +29,9 @@ from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import FusionWarning
 
 _CPU = torch.device("cpu")
+_MAX_HELD = (
+    1 << 16
+)  # bytes that stay allocated, though no later kernel needs them, to make one call of several
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -80,6 +83,7 @@ class CompiledPlan:
             b for s in self.plan.steps if isinstance(s, TorchCall) for b in s.outputs
         }
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
+        self.bytes_of = [math.prod(b.shape) * b.dtype.itemsize for b in buffers]
         footprints = [Footprint.of(b.shape, b.strides, b.dtype.itemsize) for b in self.plan.inputs]
         self.mutated_pairs = [  # of inputs that must not overlap: one is changed in place
             (i, j, footprints[i], footprints[j])
@@ -191,6 +195,15 @@ class CompiledPlan:
         kept = self.mutated if takes_list else range(len(inputs))  # otherwise the caller holds them
         variables = [*inputs, *["None"] * (len(self.slots) - len(inputs))]
         marks = [] if mark is None else [code.call(mark)]
+        dead: list[int] = []  # slots to release
+
+        def release() -> None:
+            code.end_c_calls()
+            for slot in dead:
+                if slot not in kept:
+                    code.lines.append(f"{variables[slot]} = None")
+                    variables[slot] = "None"
+            dead.clear()
 
         def allocate(allocations: Sequence[tuple[int, _Allocation]]) -> None:
             for slot, allocation in allocations:
@@ -200,9 +213,15 @@ class CompiledPlan:
         allocate(self.unwritten)  # tensors without elements
         code.lines += marks
         for prepared in self.prepared_steps:
-            allocate(prepared.allocate)
             step = prepared.step
-            if isinstance(step, Kernel):
+            is_kernel = isinstance(step, Kernel)
+            # Kernels that follow each other are one call, after all that they need has been allocated.
+            if not is_kernel or (
+                prepared.allocate and sum(self.bytes_of[s] for s in dead if s not in kept) > _MAX_HELD
+            ):
+                release()
+            allocate(prepared.allocate)
+            if is_kernel:
                 self.launchers[step](code, variables, numbers)
             else:
                 call = functools.partial(_call_torch, step, self.stand_ins, prepared.outputs, self.device)
@@ -214,12 +233,12 @@ class CompiledPlan:
                 targets = "".join("_, " if slot is None else f"t{slot}, " for slot in slots)
                 called = code.call(call, f"[{', '.join(given)}]", *numbers)
                 code.lines.append(f"{targets}= {called}" if targets else called)
-            code.lines += marks
             if prepared is not self.prepared_steps[-1]:
-                for slot in prepared.release:
-                    if slot not in kept:
-                        code.lines.append(f"{variables[slot]} = None")
-                        variables[slot] = "None"
+                dead += prepared.release
+            if marks or not is_kernel:
+                release()
+            code.lines += marks
+        code.end_c_calls()
         results = [
             code.name(c) if r is None else variables[r]
             for r, c in zip(self.results, self.constants, strict=True)

@@ -11,14 +11,8 @@ import torch
 
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
-from burnt.codegen.runtime.target import (
-    BuiltKernels,
-    Launcher,
-    Target,
-    launcher_of,
-    raise_failed_check,
-    size_templates,
-)
+from burnt.codegen.runtime.host_code import raise_failed_check
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, launcher_of, size_templates
 from burnt.codegen.schedule.capabilities import OnlineThresholds
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from burnt.codegen.frontend.trace import Traced
-from burnt.codegen.ir import Buffer, Check, Kernel
+from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.shape_params import SizeTemplates
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.schedule.capabilities import Capabilities
@@ -52,13 +52,6 @@ class Target(Capabilities):
     def schedule(self, traced: Traced, captured: Sequence[torch.Tensor]) -> Plan:
         """Schedule a traced function for this target, with the tensors that it captured."""
         return schedule(traced, captured, self)
-
-
-def raise_failed_check(checks: Sequence[Check], failed: Iterable[int]) -> None:
-    """Raise the error of the first failed check. A check's word is 0 if it passed, or ``2 * value + 1``."""
-    for check, word in zip(checks, failed, strict=False):
-        if word:
-            raise check.error(word >> 1)
 
 
 size_templates = SizeTemplates()

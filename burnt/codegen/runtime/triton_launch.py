@@ -28,8 +28,8 @@ from burnt.codegen.render.triton.source import (
     select_config,
 )
 from burnt.codegen.runtime.bound_launch import IS_INTERPRETED, BoundLaunch, Pointer, add_launch
-from burnt.codegen.runtime.host_code import HostCode
-from burnt.codegen.runtime.target import BuiltKernels, Launcher, raise_failed_check
+from burnt.codegen.runtime.host_code import HostCode, raise_failed_check
+from burnt.codegen.runtime.target import BuiltKernels, Launcher
 
 _NO_BLOCK_SIZES: Mapping[str, AnyConfig] = MappingProxyType({})
 

@@ -36,14 +36,12 @@ _SELECT_TYPES = {
 
 
 class ExprPrinter(LinePrinter):
-    """The lines of a kernel printed so far, and the state that printing the next line depends on.
+    """The lines of a kernel printed so far, and the state that printing the next line depends on."""
 
-    `slots` are the positions in the argument array of each buffer and each run-time number.
-    """
-
-    def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
+    def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
-        self.slots = slots
+        # The positions in the argument array of each buffer and each run-time number.
+        self.slots: dict[object, int] = {argument: i for i, argument in enumerate(kernel.arguments)}
         self.lane: Var | None = None
         self.tile_width = 1
         self.transposed_loads: dict[Expr, str] = {}  # loads read from a tile that was copied row by row
@@ -197,7 +195,7 @@ class ExprPrinter(LinePrinter):
                     self.index_text(ix + by) for ix, by in zip(parts, (shift, shift, 0), strict=True)
                 )
                 start = self.define_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
-                text = f"{buffer.name}[{start} + {along}]"
+                text = f"{self.buffer_name(buffer)}[{start} + {along}]"
             else:
                 text = f"({guard} ? {text} : 0)"
                 self.has_guarded_load = True
@@ -230,7 +228,13 @@ class ExprPrinter(LinePrinter):
             self.used_buffers[buffer] = None
         elif self.lane is not None:
             text = f"({text}) * {self.tile_width} + u + l"
-        return f"{buffer.name}[{text}]"
+        return f"{self.buffer_name(buffer)}[{text}]"
+
+    def buffer_name(self, buffer: Buffer) -> str:
+        """Return the variable of a buffer; its name does not depend on other kernels."""
+        return (
+            f"b{self.slots[buffer]}" if buffer in self.slots else f"local{self.kernel.scratch.index(buffer)}"
+        )
 
     def computed_text(self, atom: Computed) -> str:
         """Return the C of a computed part of an index (see `_KernelPrinter.source` for the xor)."""

@@ -141,36 +141,28 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 """
 
 
-def print_kernels(
-    kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
-) -> str:
-    """Return the C source of kernels, each a function ``void name(const burnt_arg *a)`` for `c_library.load`.
+def print_helpers() -> str:
+    """Return what precedes generated functions in a C file, after `PREAMBLE`."""
+    return "\n".join([prelude.source(), _HELPERS, ONLINE_HELPERS, ""])
 
-    The arguments are the buffers' addresses in order, then the run-time numbers in the order of
-    `number_positions`. Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
 
-    If any kernel has checks, the buffers' addresses are followed by the address of one uint64 for each of the
-    kernel's checks. If a check fails, the kernel stores ``2 * reported + 1`` of one failing element there.
+def print_kernel(kernel: Kernel) -> str:
+    """Return a kernel in C, from the parameter of its function ``void name(const burnt_arg *a)`` on.
+
+    The arguments are `Kernel.arguments`, addresses and numbers. If the kernel has checks, the address of one
+    uint64 for each of them follows. If a check fails, the kernel stores ``2 * reported + 1`` of one failing
+    element there. Integers that come from shapes are marked (`burnt.codegen.render.shape_params`).
+
+    Equal kernels give equal text: it contains no names of the kernel, of its buffers or of loops.
     """
-    slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
-    if any(kernel.checks for kernel in kernels):
-        slots["failed"] = len(buffers)
-    slots |= {number: len(slots) + i for i, number in enumerate(number_positions)}
-    return "\n".join(
-        [
-            prelude.source(),
-            _HELPERS,
-            ONLINE_HELPERS,
-            *(_KernelPrinter(kernel, slots).source() for kernel in kernels),
-        ]
-    )
+    return _KernelPrinter(kernel).source()
 
 
 class _KernelPrinter(ExprPrinter):
     """Print one kernel: choose its loop structure, and emit its loops, passes and stores."""
 
-    def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
-        super().__init__(kernel, slots)
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
         self.passes: list[list[ReductionStep | Store]] = []
         self.in_tile_part = False  # whether a loop over the parts of a tile is open
         self.prefetched: set[Buffer] = set()  # buffers whose rows an earlier pass prefetches
@@ -200,12 +192,13 @@ class _KernelPrinter(ExprPrinter):
                 parallel=num_iterations * inner >= _MIN_PARALLEL,
                 split=split and inner * self.tile_width >= _MIN_PARALLEL,
             )
-        head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
+        head = ["(const burnt_arg *a)", "{"]
         written = kernel.buffers_written
         for buffer in self.used_buffers:
             only = "" if buffer in written else "const "
+            name = self.buffer_name(buffer)
             head.append(
-                f"    {only}{MEMORY_TYPES[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
+                f"    {only}{MEMORY_TYPES[buffer.dtype]} *restrict {name} = a[{self.slots[buffer]}].p;"
             )
         if self.has_computed_index:
             # In SIMD loops gcc 12 mistakes an index that comes from a comparison for a mask, and reads from
@@ -213,7 +206,7 @@ class _KernelPrinter(ExprPrinter):
             head.append('    int64_t zero = 0; __asm__("" : "+r"(zero));')
         head += [f"    uint64_t {name} = 0;" for name in self.failure_names.values()]
         for i, name in enumerate(self.failure_names.values()):
-            self.emit(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
+            self.emit(f"if ({name}) ((uint64_t *)a[{len(self.slots)}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
     def select_tile_width(self, inner: int, max_width: int) -> int:
@@ -569,7 +562,7 @@ class _KernelPrinter(ExprPrinter):
             if step.buffer.dtype in SIXTEEN_BIT_FLOATS:
                 value = f"{SIXTEEN_BIT_FLOATS[step.buffer.dtype]}_of_f32({value})"
             self.emit(
-                f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[chunk * {size} + j] = {value};"
+                f"for (int64_t j = 0; j < {size}; j++) {self.buffer_name(step.buffer)}[chunk * {size} + j] = {value};"
             )
         self.close()
 
@@ -582,7 +575,8 @@ class _KernelPrinter(ExprPrinter):
                 1
                 << (math.prod(buffer.shape) * self.tile_width + self.scratch_offsets[buffer] - 1).bit_length()
             )
-            self.emit(f"{MEMORY_TYPES[buffer.dtype]} {buffer.name}[{capacity}] __attribute__((aligned(64)));")
+            name = self.buffer_name(buffer)
+            self.emit(f"{MEMORY_TYPES[buffer.dtype]} {name}[{capacity}] __attribute__((aligned(64)));")
         for buffer, start, extent in next_pooling_rows(self.kernel) if self.lane is None else ():
             self.emit(self.prefetch_text(buffer, start, "0", mark_size(extent)))
         for steps in self.passes:

@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.render.c.kernel import print_kernels
+from burnt.codegen.render.c.kernel import print_helpers, print_kernel
 from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.runtime import c_compiler
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.runtime.target import BuiltKernels, Launcher, launcher_of, raise_failed_check
+from burnt.codegen.runtime.host_code import raise_failed_check
+from burnt.codegen.runtime.target import BuiltKernels, Launcher, launcher_of
 from tests.codegen.render.compiled_once import compiled_once, folder_of
 
 __all__ = ["AARCH64", "build_program", "needs_aarch64"]
@@ -104,15 +105,20 @@ def build_program(source: str, kernels: Sequence[Kernel]) -> Path:
 def _build(
     kernels: Sequence[Kernel], buffers: Sequence[Buffer], number_positions: Sequence[int]
 ) -> BuiltKernels:
-    source = with_constant_sizes(print_kernels(kernels, buffers, number_positions))
+    functions = [f"void {kernel.name}{with_constant_sizes(print_kernel(kernel))}" for kernel in kernels]
+    source = "\n".join([print_helpers(), *functions])
     program = build_program(source, kernels)
-    has_checks = any(kernel.checks for kernel in kernels)
 
     def launcher(kernel: Kernel) -> Launcher:
         def launch(slot_tensors: Sequence[Tensor | None], numbers: Sequence[float]) -> None:
-            failed = torch.zeros(max(len(kernel.checks), 1), dtype=torch.int64)
-            pointers = [*slot_tensors, failed] if has_checks else list(slot_tensors)
-            _run(program, kernels.index(kernel), pointers, numbers)
+            failed = torch.zeros(len(kernel.checks), dtype=torch.int64)
+            given: list[Tensor | float | None] = [
+                slot_tensors[buffers.index(a)]
+                if isinstance(a, Buffer)
+                else numbers[number_positions.index(a)]
+                for a in kernel.arguments
+            ]
+            _run(program, kernels.index(kernel), [*given, *([failed] if kernel.checks else [])])
             raise_failed_check(kernel.checks, failed.tolist())
 
         return launcher_of(launch)
@@ -120,10 +126,13 @@ def _build(
     return BuiltKernels(dict.fromkeys(kernels, source), {kernel: launcher(kernel) for kernel in kernels})
 
 
-def _run(program: Path, number: int, pointers: Sequence[Tensor | None], numbers: Sequence[float]) -> None:
+def _run(program: Path, number: int, given: Sequence[Tensor | float | None]) -> None:
     storages: dict[int, Any] = {}
     arguments = b""
-    for tensor in pointers:
+    for tensor in given:
+        if isinstance(tensor, float):
+            arguments += struct.pack("qdq", 2, tensor, 0)
+            continue
         if tensor is None or not tensor.untyped_storage().nbytes():
             arguments += struct.pack("qqq", 1, 0, 0)
             continue
@@ -131,9 +140,7 @@ def _run(program: Path, number: int, pointers: Sequence[Tensor | None], numbers:
         storages.setdefault(storage.data_ptr(), storage)
         index = list(storages).index(storage.data_ptr())
         arguments += struct.pack("qqq", 0, index, tensor.data_ptr() - storage.data_ptr())
-    for value in numbers:
-        arguments += struct.pack("qdq", 2, value, 0)
-    parts = [struct.pack("qqq", number, len(storages), len(pointers) + len(numbers))]
+    parts = [struct.pack("qqq", number, len(storages), len(given))]
     for storage in storages.values():
         parts += [struct.pack("q", storage.nbytes()), ctypes.string_at(storage.data_ptr(), storage.nbytes())]
     with tempfile.NamedTemporaryFile() as file:
