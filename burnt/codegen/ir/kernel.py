@@ -175,7 +175,7 @@ class Kernel:
 
     @property
     def arguments(self) -> list[Buffer | int]:
-        """What C kernels take, in order: the buffers it reads or writes, the positions of run-time numbers."""
+        """What it takes, in order: buffers that it reads or writes, positions of run-time numbers."""
         numbers = dict.fromkeys(e.extra[0] for e in walk(self.exprs) if e.op == "number")
         return [*(self.buffers_read | self.buffers_written), *numbers]
 

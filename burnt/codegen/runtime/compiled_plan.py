@@ -214,14 +214,13 @@ class CompiledPlan:
         code.lines += marks
         for prepared in self.prepared_steps:
             step = prepared.step
-            is_kernel = isinstance(step, Kernel)
             # Kernels that follow each other are one call, after all that they need has been allocated.
-            if not is_kernel or (
+            if not isinstance(step, Kernel) or (
                 prepared.allocate and sum(self.bytes_of[s] for s in dead if s not in kept) > _MAX_HELD
             ):
                 release()
             allocate(prepared.allocate)
-            if is_kernel:
+            if isinstance(step, Kernel):
                 self.launchers[step](code, variables, numbers)
             else:
                 call = functools.partial(_call_torch, step, self.stand_ins, prepared.outputs, self.device)
@@ -235,7 +234,7 @@ class CompiledPlan:
                 code.lines.append(f"{targets}= {called}" if targets else called)
             if prepared is not self.prepared_steps[-1]:
                 dead += prepared.release
-            if marks or not is_kernel:
+            if marks or not isinstance(step, Kernel):
                 release()
             code.lines += marks
         code.end_c_calls()

@@ -561,9 +561,8 @@ class _KernelPrinter(ExprPrinter):
             value = f"s{i}[j]"
             if step.buffer.dtype in SIXTEEN_BIT_FLOATS:
                 value = f"{SIXTEEN_BIT_FLOATS[step.buffer.dtype]}_of_f32({value})"
-            self.emit(
-                f"for (int64_t j = 0; j < {size}; j++) {self.buffer_name(step.buffer)}[chunk * {size} + j] = {value};"
-            )
+            name = self.buffer_name(step.buffer)
+            self.emit(f"for (int64_t j = 0; j < {size}; j++) {name}[chunk * {size} + j] = {value};")
         self.close()
 
     def emit_iteration(self, *, split: bool) -> None:
