@@ -1,4 +1,4 @@
-"""`burnt bench`: compare a model in eager mode, with Inductor and with `burnt.swap`. Imports torch.
+"""`burnt bench`: compare a model eager, compiled by Inductor and by burnt, and swapped. Imports torch.
 
 The target is an `nn.Module`, or a function that returns one or a pair ``(model, batch)``. Without a batch,
 ``--input`` gives the inputs of the model.
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             as_device(name)
     print(
         f"{quantity(len(names) * len(kinds), 'comparison')}, each of swapping, compiling with Inductor "
-        f"(often a minute or more), and measuring for up to {args.seconds:g} s",
+        f"and burnt (often a minute or more), and measuring for up to {args.seconds:g} s",
         file=sys.stderr,
         flush=True,
     )
@@ -97,12 +97,13 @@ def _result_json(device: str, step: str, comparison: Any) -> dict[str, Any]:
 
 
 def _print(results: Sequence[dict[str, Any]], report: bool) -> None:
+    from burnt.swapping.benchmark import RIVALS
     from burnt.swapping.report import in_ms
 
     page = Page()
     rows: list[list[str | Cell]] = []
     for row in results:
-        for name in ("eager", "inductor", "swapped"):
+        for name in RIVALS:
             line: list[str | Cell] = [row["device"], row["step"], name]
             if name in row["failed"]:
                 rows.append([*line, "", "", Cell(row["failed"][name], "yellow")])

@@ -1,4 +1,4 @@
-"""Time a whole model eager, compiled by Inductor and swapped, in alternating forwards or training steps."""
+"""Time a model eager, compiled by Inductor and burnt, and swapped, in alternating forwards or steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from burnt.swapping.first_call import loss_or_output
 from burnt.swapping.measure import Call
 from burnt.swapping.report import Report
 
-RIVALS = ("eager", "inductor", "swapped")
+RIVALS = ("eager", "inductor", "compiled", "swapped")
+_BACKENDS = {"inductor": "inductor", "compiled": "burnt"}
+"""What `torch.compile` is called with."""
 _MIN_ROUNDS = 5  # even if they take longer than the time limit
 _SHORTEST = 5e-3  # seconds of a sample, at least
 
@@ -91,8 +93,8 @@ def compare(
     if not train:
         theirs, ours = (Call(models[name], args, kwargs, train).forward() for name in ("eager", "swapped"))
         comparison.error = _difference(ours, theirs)
-    if "inductor" in rivals:
-        models["inductor"] = torch.compile(copied().train(train))
+    for name in _BACKENDS.keys() & set(rivals):
+        models[name] = torch.compile(copied().train(train), backend=_BACKENDS[name])
     for name, patch in patches.items():
         models[name] = copied().train(train)
         patch(models[name])
@@ -102,7 +104,8 @@ def compare(
     device = next((t.device for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)), None)
     for name in (*rivals, *patches):
         call = Call(models[name], args, kwargs, train, select_output=loss_or_output).run
-        say("compiling with Inductor" if name == "inductor" else f"running {name} for the first time")
+        backend = _BACKENDS.get(name)
+        say(f"compiling with {backend}" if backend else f"running {name} for the first time")
         try:
             call()
             once = max(_sample(call, 1, device), 1e-7)

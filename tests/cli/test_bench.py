@@ -53,8 +53,8 @@ def models(desk, monkeypatch):
         def forward(self, *args, **kwargs):
             raise RuntimeError("no compiler\nat all")
 
-    # Inductor takes longer than all of this; that it fails is to be seen.
-    monkeypatch.setattr(torch, "compile", lambda model: Compiled())
+    # Compilers take longer than all of this; that one fails is to be seen.
+    monkeypatch.setattr(torch, "compile", lambda model, backend: model if backend == "burnt" else Compiled())
 
 
 def rows(capsys, *words):
@@ -66,7 +66,7 @@ def test_forward_and_training_of_a_model(capsys):
     found = rows(capsys, "models.py:model", "--input", "32x64")
     assert [(row["device"], row["step"]) for row in found] == [("cpu", "forward"), ("cpu", "training")]
     for row in found:
-        assert set(row["rivals"]) == {"eager", "swapped"}
+        assert set(row["rivals"]) == {"eager", "compiled", "swapped"}
         assert row["failed"] == {"inductor": "RuntimeError: no compiler"}
         assert row["rivals"]["eager"]["speed"] == 1.0
         for rival in row["rivals"].values():
@@ -89,7 +89,7 @@ def test_a_table_for_people(capsys):
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines() if line.startswith("cpu")]
     assert [line[1:3] for line in lines] == [
-        [step, rival] for step in ("forward", "training") for rival in ("eager", "inductor", "swapped")
+        [step, rival] for step in ("forward", "training") for rival in benchmark.RIVALS
     ]
     assert lines[0][4] == "1.00x"
     assert "RuntimeError: no compiler" in out
@@ -97,13 +97,14 @@ def test_a_table_for_people(capsys):
     assert "RuntimeError: no compiler\nat all\n" in out
     first, *others = err.splitlines()
     assert first.startswith(
-        "2 comparisons, each of swapping, compiling with Inductor (often a minute or more)"
+        "2 comparisons, each of swapping, compiling with Inductor and burnt (often a minute or more)"
     )
     assert all(re.match(r" *\d+ s  cpu (forward|training): ", line) for line in others)
     assert [line.partition(": ")[2].partition(",")[0] for line in others[: len(others) // 2]] == [
         "swapping",
         "running eager for the first time",
-        "compiling with Inductor",
+        "compiling with inductor",
+        "compiling with burnt",
         "running swapped for the first time",
         "measuring",
     ]
@@ -113,9 +114,9 @@ def test_a_table_for_people(capsys):
 
 
 def test_inductor_beside_the_others(capsys, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model: model)
+    monkeypatch.setattr(torch, "compile", lambda model, backend: model)
     found = rows(capsys, "models.py:model", "--input", "4x64", "--step", "forward")
-    assert set(found[0]["rivals"]) == {"eager", "inductor", "swapped"}
+    assert set(found[0]["rivals"]) == {"eager", "inductor", "compiled", "swapped"}
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def add(burnt: Parser) -> None:
         command.words("op", "OP", "only this op", nargs="?")
 
     bench = burnt.command(
-        "bench", "compare eager mode, torch.compile and burnt.swap", _BENCH_EXAMPLES, "bench"
+        "bench", "compare eager mode, torch.compile, burnt.compile and burnt.swap", _BENCH_EXAMPLES, "bench"
     )
     text = "a model, or a function that returns a model or (model, batch)"
     bench.words("target", "MODULE:MODEL", text)
