@@ -17,7 +17,8 @@ import torch
 from burnt import _torch
 from burnt.codegen.ir import Buffer, Expr, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from burnt.codegen.schedule.scheduler import VIEW_OPS, Plan, TorchCall
+from burnt.codegen.schedule.placement import VIEW_OPS
+from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import quantity
 
 _PARTS = ("ir", "groups", "source", "timing")

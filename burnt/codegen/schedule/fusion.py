@@ -9,6 +9,7 @@ kernel.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ from burnt.codegen.schedule.passes import (
 
 # A reduction of fewer rows and at least this many elements per row gets a kernel of its own, for all threads.
 _MAX_SPLIT_ROWS, _MIN_SPLIT_ELEMENTS = 16, 1 << 15
+_MAX_PERMUTED_LOOPS = 3  # over rows, which are tried in any order
 # If an expression has more loads, its `Materialized` values are stored in memory instead of inlined.
 _MAX_INLINE_LOADS = 64
 
@@ -138,8 +140,7 @@ class KernelBuilder:
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
         inner = [loops[a] for a in axes if loops[a] not in outer and loops[a].extent > 1]
-        kernel = self.find_or_create_kernel(value, loops, outer, kernels)
-        mapping = dict(zip(outer, kernel.outer, strict=True))
+        kernel, mapping = self.find_or_create_kernel(value, loops, outer, kernels)
         index = tuple(IndexExpr.of(mapping.get(v, v)) for v in loops)
         self.add_reductions(kernel, [self.resolve(value.at(index))])
         inner_by_axis = [v for v in loops if v in inner]
@@ -357,29 +358,36 @@ class KernelBuilder:
         *,
         uses_scratch: bool = False,
         scan_length: int | None = None,
-    ) -> Kernel:
+    ) -> tuple[Kernel, dict[Var, Var]]:
         """Return a kernel over the same rows that this store can be fused into, or a new one.
+
+        Also return its loop for each of `outer`; the rows may be stored in another order than the kernel's.
 
         The same number of rows is not enough: a square matrix has as many columns as rows, so the kernel must
         also iterate over the same axes of the largest buffer. A kernel with rows in scratch takes only stores
         that need scratch: a kernel by columns would need scratch for as many rows as a tile is wide. A scan,
         of `scan_length` elements, is fused with scans of that length.
         """
-        reads = self.access_axes([self.resolve(_element(value, loops))], outer)
+        element = self.resolve(_element(value, loops))
+        orders = [tuple(outer)]
+        if reductions_of(element) and len(outer) <= _MAX_PERMUTED_LOOPS:
+            orders += [order for order in itertools.permutations(outer) if order != orders[0]]
+        reads = {order: self.access_axes([element], order) for order in orders}
         for i, kernel in enumerate(kernels):
             if scan_length is None:
                 fits = kernel.kind not in ("scan", "matmul") and bool(kernel.scratch) == uses_scratch
                 fits = fits and bool(_written_by([kernel]))
             else:
                 fits = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == scan_length
-            if not fits or _extents(kernel.outer) != _extents(outer):
+            if not fits or reads[orders[0]].keys() & _written_by(kernels[i:]):
                 continue
-            same_access = _same_access(reads, self.access_axes(kernel.exprs, kernel.outer))
-            if same_access and not reads.keys() & _written_by(kernels[i:]):
-                return kernel
+            own = self.access_axes(kernel.exprs, kernel.outer)
+            for order in orders:
+                if _extents(kernel.outer) == _extents(order) and _same_access(reads[order], own):
+                    return kernel, dict(zip(order, kernel.outer, strict=True))
         kernel = Kernel("", tuple(outer), [])
         kernels.append(kernel)
-        return kernel
+        return kernel, dict(zip(outer, outer, strict=True))
 
     def access_axes(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
         """Return the buffers that expressions load, each with the axes of it that the loops iterate over.
@@ -488,10 +496,11 @@ class KernelBuilder:
         if not any(e.op == "scanned" for e in walk([self.resolve(element)])):
             return False  # the values materialized above read the scans, which are now in memory too
         outer = [loops[a] for a in axes if loops[a] is not scan_loop and loops[a].extent > 1]
-        kernel = self.find_or_create_kernel(value, loops, outer, kernels, scan_length=scan_loop.extent)
+        kernel, mapping = self.find_or_create_kernel(
+            value, loops, outer, kernels, scan_length=scan_loop.extent
+        )
         ((inner,),) = {step.inner for step in kernel.steps} or {(Var(scan_loop.extent),)}
         position = IndexExpr.of(inner) * -1 + (scan_loop.extent - 1) if is_reversed else IndexExpr.of(inner)
-        mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(position if v is scan_loop else IndexExpr.of(mapping.get(v, v)) for v in loops)
         stored = self.resolve(value.at(index))
         known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, ScanStep)}
@@ -566,8 +575,7 @@ class KernelBuilder:
         """Add a store to a kernel that first computes the rows which the store reads into scratch."""
         axes = _memory_order(buffer)
         outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not row_loop]
-        kernel = self.find_or_create_kernel(value, loops, outer, kernels, uses_scratch=True)
-        mapping = dict(zip(outer, kernel.outer, strict=True))
+        kernel, mapping = self.find_or_create_kernel(value, loops, outer, kernels, uses_scratch=True)
         axis_loops = [mapping.get(v, v) for v in loops]
 
         def replacement(e: Expr) -> Expr | None:

@@ -48,6 +48,15 @@ LANES = 16
 """Minimum number of adjacent columns that a column kernel processes together (see `lane_loop`)."""
 
 
+def is_cheap(expr: Expr) -> bool:
+    """Whether computing an expression again costs about as much as loading what it reads.
+
+    What is the same for a whole row does not count.
+    """
+    loops = variables([expr])
+    return all(e.op != "masked" and (e.op in _CHEAP or variables([e]) != loops) for e in walk([expr]))
+
+
 def order_loops_and_steps(kernel: Kernel) -> None:
     """Order loops by stride, and group steps that can share a pass."""
     _order_loops(kernel)

@@ -2,13 +2,15 @@
 
 Each node is lowered to a `Value`: a function from an index to an expression. Views and elementwise ops are
 computed where they are read. Only these tensors are stored in memory: the function's results, inputs and
-outputs of torch's own calls, and intermediates that `burnt.codegen.schedule.fusion` cannot compute in the
-kernel that reads them. The plan must be correct first, and then move as few bytes as possible.
+outputs of torch's own calls, what a rule of `burnt.codegen.schedule.placement` names, and intermediates that
+`burnt.codegen.schedule.fusion` cannot compute in the kernel that reads them. The plan must be correct first,
+and then move as few bytes as possible.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -47,11 +49,22 @@ from burnt.codegen.lower.random import RandomSource
 from burnt.codegen.lower.reduction import FLOAT64_OPS
 from burnt.codegen.schedule.capabilities import Capabilities
 from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
+from burnt.codegen.schedule.passes import is_cheap
+from burnt.codegen.schedule.placement import (
+    ALIAS_OPS,
+    PERMUTE_OPS,
+    RESHAPE_OPS,
+    VIEW_OPS,
+    skip_reshapes,
+    stored_nodes,
+)
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 from burnt.errors import DefinitionError, UnsupportedError
 
 # An expression with more nodes, or a longer chain of them, is materialized instead of inlined.
 _MAX_EXPRS, _MAX_DEPTH = 2000, 200
+# A value is small if its reductions read this many times more elements, as a norm's statistics do.
+_SMALL_RATIO = 8
 
 
 @dataclasses.dataclass(eq=False)
@@ -82,15 +95,6 @@ class Plan:
 def schedule(traced: Traced, captured: Sequence[torch.Tensor], target: Capabilities) -> Plan:
     """Return the plan of a traced function, with the tensors that it captured in order."""
     return _Scheduler(traced, captured, target).build_plan()
-
-
-RESHAPE_OPS = (
-    torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.unsqueeze.default,
-    torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims,
-)  # fmt: skip
-_PERMUTE_OPS = torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default
-_SUBVIEW_OPS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops.aten.expand.default
-VIEW_OPS = (*RESHAPE_OPS, *_PERMUTE_OPS, *_SUBVIEW_OPS)
 
 
 def _check_lowering(node: torch.fx.Node, result: Any) -> None:
@@ -135,6 +139,9 @@ class _Scheduler:
         self.result_shapes: dict[Buffer, tuple[int, ...]] = {}  # as in `Plan`
         self.view_buffers: dict[torch.fx.Node, Buffer] = {}  # of views that torch's own call makes
         self.float8_nodes = find_float8_nodes(traced.graph.graph.nodes)
+        self.stored = stored_nodes(traced.graph.graph, lambda node: self.why_call(node) is not None)
+        # Of the nodes among them whose stores are pending: with buffer and value.
+        self.being_stored: list[tuple[torch.fx.Node, Buffer, Value]] = []
         # Buffers that are results, each with the node whose memory it is (`skip_views`).
         self.returned: dict[Buffer, torch.fx.Node] = {}
 
@@ -157,6 +164,8 @@ class _Scheduler:
                 self.env[node] = self.lower_node(node)
                 if node in equality_sensitive and isinstance(self.env[node], Value):
                     self.materialize(self.env[node], node)
+                if node in self.stored:
+                    self.store(node)
         outputs = [self.output_for(node, i) for i, node in enumerate(self.results)]
         self.flush_pending()
         inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
@@ -191,6 +200,28 @@ class _Scheduler:
 
     def lower_node(self, node: torch.fx.Node) -> Any:
         """Return the value of a node: lowered, or loaded from the output of a torch call."""
+        reason = self.why_call(node)
+        if reason is not None:
+            return self.add_call(node, reason)
+        if node.target in MATMUL_LOWERINGS and self.target.why_torch_matmul is not None:
+            return self.lower_matmul(node)
+        args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.lowered_argument)
+        if is_random(node):
+            kwargs = {**kwargs, "source": self.random_source(node)}  # type: ignore[dict-item]
+        if node.target in FLOAT64_OPS:
+            kwargs = {**kwargs, "has_fast_float64": self.target.has_fast_float64}
+        if "needs_indices" in node.meta:
+            kwargs = {**kwargs, "needs_indices": True}
+        try:
+            result = LOWERINGS[node.target](node.meta["val"], *args, **kwargs)
+        except Unlowered:
+            # The lowering does not support these arguments: call torch's op.
+            return self.add_call(node)
+        _check_lowering(node, result)
+        return self.materialize_if_large(node, result)
+
+    def why_call(self, node: torch.fx.Node) -> str | None:
+        """Return why torch's op is called for a node; None for a kernel, if its lowering takes the arguments."""
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
         is_supported = node.target is operator.getitem or all(
@@ -201,34 +232,15 @@ class _Scheduler:
         )
         reason = self.target.why_torch_call(node)
         if reason is not None:
-            return self.add_call(node, reason)
+            return reason
         if lowering is not None and is_dtype_unsupported(node.target, metas[1:]):
-            return self.add_call(node, "torch refuses this dtype")
+            return "torch refuses this dtype"
         if node.target in MATMUL_LOWERINGS and is_supported and self.target.why_torch_matmul is not None:
-            return self.lower_matmul(node)
-        if lowering is not None and is_supported:
-            args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.lowered_argument)
-            if is_random(node):
-                kwargs = {**kwargs, "source": self.random_source(node)}  # type: ignore[dict-item]
-            if node.target in FLOAT64_OPS:
-                kwargs = {**kwargs, "has_fast_float64": self.target.has_fast_float64}
-            if "needs_indices" in node.meta:
-                kwargs = {**kwargs, "needs_indices": True}
-            try:
-                result = lowering(node.meta["val"], *args, **kwargs)
-            except Unlowered:
-                # The lowering does not support these arguments: call torch's op.
-                return self.add_call(node)
-            _check_lowering(node, result)
-            return self.materialize_if_large(node, result)
-        return self.add_call(node)
+            return self.target.why_torch_matmul(node)
+        return None if lowering is not None and is_supported else "not lowered"
 
     def lower_matmul(self, node: torch.fx.Node) -> Any:
         """Lower a matmul to a kernel. Expensive operands are materialized: tiles and taps read them again."""
-        assert self.target.why_torch_matmul is not None
-        reason = self.target.why_torch_matmul(node)
-        if reason is not None:
-            return self.add_call(node, reason)
         hoisted: dict[torch.fx.Node, Value] = {}
         for operand, axis in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[operand]
@@ -377,13 +389,38 @@ class _Scheduler:
         self.env[node] = self.load_buffer(buffer)
         return buffer
 
+    def store(self, node: torch.fx.Node) -> None:
+        """Store a value where it is computed; what is lowered after the next call loads it.
+
+        Until then it is computed where it is read, as kernels do not load what they store. If it is expensive
+        it is loaded at once.
+        """
+        value = self.env[node]
+        if not isinstance(value, Value) or id(value) in self.in_memory or value.dtype in FLOAT8_FORMATS:
+            return
+        element = value.at(self.probe_indices.setdefault(value.shape, new_index(value.shape)))
+        reduced = max((math.prod(r.shape + r.extents) for r, _ in reductions_of(element)), default=0)
+        if not is_cheap(element) and reduced < _SMALL_RATIO * value.numel:
+            self.materialize(value, node)
+            return
+        buffer = self.new_temporary_like(node.meta["val"])
+        self.in_memory[id(value)] = value, buffer
+        self.being_stored.append((node, buffer, value))
+
+    def load_from(self, node: torch.fx.Node, value: Value) -> None:
+        """Let what is lowered from now on read a node's value, and views of it, from memory."""
+        self.env[node] = value
+        for view in node.users:
+            if view in self.env and view.target in (*VIEW_OPS, *ALIAS_OPS):
+                self.load_from(view, self.lower_node(view))
+
     def is_free_view(self, node: torch.fx.Node, *, exclusive: bool = False) -> bool:
-        """Whether torch can make the node as a view, of an argument or of a torch call's output.
+        """Whether torch can make the node as a view of what is in memory.
 
         If `exclusive`, only of a call's output that nothing else uses.
         """
         if (
-            node.target not in ((*RESHAPE_OPS, *_PERMUTE_OPS) if exclusive else VIEW_OPS)
+            node.target not in ((*RESHAPE_OPS, *PERMUTE_OPS) if exclusive else VIEW_OPS)
             or id(self.env[node]) in self.in_memory
         ):
             return False
@@ -394,14 +431,16 @@ class _Scheduler:
         if stored is None:
             return self.is_free_view(base, exclusive=exclusive)
         called = {buffer for step in self.steps if isinstance(step, TorchCall) for buffer in step.outputs}
-        return stored in called or (stored.role == "input" and not exclusive)
+        return stored in called or not exclusive
 
     def add_view(self, node: torch.fx.Node) -> Buffer:
         """Return the buffer of a view; a torch call makes the view, without a copy."""
         if node not in self.view_buffers:
             (base,) = node.all_input_nodes
-            buffer = self.new_temporary_like(node.meta["val"])
-            self.steps.append(TorchCall(node, {base: self.materialize(self.env[base], base)}, [buffer]))
+            buffer, stored = self.new_temporary_like(node.meta["val"]), self.materialize(self.env[base], base)
+            if any(pending is stored for pending, *_ in (*self.pending, *(s[1:] for s in self.being_stored))):
+                self.flush_pending()
+            self.steps.append(TorchCall(node, {base: stored}, [buffer]))
             self.view_buffers[node] = buffer
         return self.view_buffers[node]
 
@@ -416,9 +455,12 @@ class _Scheduler:
         stored = self.buffer_holding(value)
         if stored is not None and stored.strides == strides and (not is_own or self.may_return(stored, node)):
             return stored
-        if self.is_free_view(node, exclusive=True) and strides == tuple(meta.stride()):
+        if strides == tuple(meta.stride()) and self.may_return_view(node):
             return self.add_view(node)
         shape = tuple(meta.shape)
+        if (stored := self.stored_under_other_shape(node)) is not None and strides == contiguous_strides(shape):
+            self.result_shapes[stored] = shape
+            return stored
         while (
             node.target in RESHAPE_OPS
             and strides == contiguous_strides(shape)
@@ -433,6 +475,24 @@ class _Scheduler:
             self.result_shapes[buffer] = tuple(meta.shape)
         self.pending.append((buffer, value))
         return buffer
+
+    def may_return_view(self, node: torch.fx.Node) -> bool:
+        """Whether a result may be a view, of a call's output or of what `stored_nodes` names."""
+        base = skip_reshapes(node, VIEW_OPS)
+        if base not in self.stored or base in self.results or not self.is_free_view(node):
+            return self.is_free_view(node, exclusive=True)
+        stored = self.buffer_holding(self.env[base])
+        return stored is not None and stored.role != "input" and self.may_return(stored, node)
+
+    def stored_under_other_shape(self, node: torch.fx.Node) -> Buffer | None:
+        """Return the buffer that holds what a result is a reshape of, if nothing needs it in its own shape."""
+        base = skip_reshapes(node)
+        stored = self.buffer_holding(self.env[base])
+        if base not in self.stored or base in self.results or stored is None or stored.role == "input":
+            return None
+        read = [b for step in self.steps if isinstance(step, TorchCall) for b in step.inputs.values()]
+        is_plain = stored.strides == contiguous_strides(stored.shape) and stored not in self.result_shapes
+        return stored if is_plain and stored not in read and self.may_return(stored, node) else None
 
     def may_return(self, buffer: Buffer, node: torch.fx.Node) -> bool:
         """Whether a result may be the memory of a buffer that holds its value; otherwise it is a copy.
@@ -449,8 +509,13 @@ class _Scheduler:
 
     def flush_pending(self) -> None:
         """Build the kernels of the pending stores."""
-        pending, self.pending = self.pending, []
+        # Elementwise values come last: they are fused into a kernel that reads them and reduces.
+        values = sorted(self.being_stored, key=lambda s: not reductions_of(s[2].at(new_index(s[2].shape))))
+        pending = [*self.pending, *(each[1:] for each in values)]
+        self.pending, self.being_stored = [], []
         self.steps += self.builder.build_kernels(pending, [s for s in self.steps if isinstance(s, Kernel)])
+        for node, buffer, _ in values:
+            self.load_from(node, self.load_buffer(buffer))
 
 
 def _is_too_large(expr: Expr) -> bool:
