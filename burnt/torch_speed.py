@@ -24,7 +24,7 @@ class Fact(NamedTuple):
     """Whether to use torch's kernel for some calls of an op, and the measurement that says so."""
 
     op: str  # of `burnt.kernels`, "*" for all of them, or "aten::name" in fused functions
-    use: str  # "torch" or "generated"
+    use: str  # "torch" or "generated"; "float32": torch's kernel for float32
     measured: str  # the machine
     date: str
     ratio: tuple[float, float] | None = None  # torch's time divided by the generated kernel's, from and to

@@ -28,6 +28,7 @@ from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
 from burnt.fusion.graph import device_of, host_inputs, lazy_inputs, traced_of
+from burnt.fusion.passes import run_passes
 
 M = TypeVar("M", bound=Callable[..., Any])
 _Boxed = Callable[[list[Any]], Any]
@@ -216,6 +217,7 @@ def _plan(graph: torch.fx.GraphModule, compiled: Compiled, *, shown: str | None)
     if isinstance(target, str):
         raise UnsupportedError(target)
     traced = traced_of(graph, device)
+    run_passes(traced.graph.graph)
     with PLANNING_LOCK, torch.no_grad():
         computed = traced.without_aliases()
         captured = [getattr(computed.graph, attribute).to(device) for attribute in computed.captured]

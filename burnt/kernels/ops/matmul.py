@@ -49,6 +49,9 @@ from burnt.kernels.ops.matmul_gpu import add_candidate, rows_structure
 
 # With fewer multiplications torch's call is as fast, as it has less overhead.
 _MIN_MULTIPLICATIONS = 1 << 20
+# With fewer columns of the result, copying a column-major left operand takes longer than oneDNN saves: 12.8 ms
+# against 12.3 for 1024 x 2048 by 256, 11.7 against 11.9 for 256 x 2048 by 1024 (Zen 4, one thread).
+_MIN_COLUMNS_OF_TRANSPOSED = 2048
 # With fewer elements, transposing by a generated kernel is not faster than by torch.
 _MIN_TRANSPOSE_ELEMENTS = 1 << 16
 
@@ -232,9 +235,14 @@ def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *epilogue: st
     return _torch.onednn_linear(x, weight, bias, *epilogue)
 
 
-def _onednn_mm(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply ``[m, k]`` and ``[k, n]`` by oneDNN."""
+def onednn_mm(a: Tensor, b: Tensor) -> Tensor:
+    """Multiply ``[m, k]`` and ``[k, n]`` by oneDNN, without gradients."""
     return _onednn_linear(a, b.t(), None)
+
+
+def onednn_addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """As `onednn_mm`, and add a bias ``[n]``."""
+    return _onednn_linear(a, b.t(), bias)
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -249,8 +257,11 @@ class _OneDnnLinear(torch.autograd.Function):
     @_torch.kernel_backward
     def backward(ctx: Any, grad_out: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        # torch's matmul can be differentiated again, and batched.
-        multiply: Callable[[Tensor, Tensor], Tensor] = _onednn_mm if _torch.is_plain_backward() else torch.mm
+        is_plain = _torch.is_plain_backward()  # torch's matmul can be differentiated again, and batched
+
+        def multiply(a: Tensor, b: Tensor) -> Tensor:
+            return onednn_mm(a, b) if is_plain and is_onednn_best(a, b.t()) else torch.mm(a, b)
+
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         return (
             multiply(grad_out, weight) if needs_x else None,
@@ -259,8 +270,7 @@ class _OneDnnLinear(torch.autograd.Function):
         )
 
 
-def onednn_mm(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply two matrices by oneDNN, with gradients."""
+def _differentiable_onednn_mm(a: Tensor, b: Tensor) -> Tensor:
     return _OneDnnLinear.apply(a, b.t(), None)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -270,16 +280,21 @@ def _onednn_unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | N
     return "an empty tensor" if not (x.numel() and weight.numel()) else None
 
 
-def _is_onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return (
-        x.dtype == torch.float32
-        and processor().mkl_is_slow
-        and x.numel() * weight.shape[0] >= _MIN_MULTIPLICATIONS
+def is_onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    """Whether oneDNN multiplies ``x [*, k]`` by ``weight [n, k]`` faster than torch's call does.
+
+    Of the tensors only shapes, strides, dtypes and the device matter.
+    """
+    if x.dtype != torch.float32 or x.device.type != "cpu" or not processor().mkl_is_slow:
+        return False
+    is_transposed = x.dim() == 2 and not x.is_contiguous() and x.t().is_contiguous()
+    return x.numel() * weight.shape[0] >= _MIN_MULTIPLICATIONS and (
+        not is_transposed or weight.shape[0] >= _MIN_COLUMNS_OF_TRANSPOSED
     )
 
 
 @linear.candidate(
-    "onednn", devices=["cpu"], when=_onednn_unsupported_reason, best=_is_onednn_best, differentiable=True
+    "onednn", devices=["cpu"], when=_onednn_unsupported_reason, best=is_onednn_best, differentiable=True
 )
 def _linear_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) -> Tensor:
     residual, activation = end
@@ -314,7 +329,7 @@ def _packed_unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | N
 
 
 def _is_packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return isinstance(weight, torch.nn.Parameter) and _is_onednn_best(x, weight)
+    return isinstance(weight, torch.nn.Parameter) and is_onednn_best(x, weight)
 
 
 @linear.candidate(
@@ -377,7 +392,7 @@ def _is_batch_or_vector(a: Tensor, b: Tensor) -> str | None:
     "onednn",
     devices=["cpu"],
     when=lambda a, b: _is_batch_or_vector(a, b) or _onednn_unsupported_reason(a, b),
-    best=lambda a, b: _is_onednn_best(a, b.t()),
+    best=lambda a, b: is_onednn_best(a, b.t()),
     differentiable=True,
 )
 def _matmul_onednn(a: Tensor, b: Tensor) -> Tensor:
@@ -388,7 +403,7 @@ def _matmul_onednn(a: Tensor, b: Tensor) -> Tensor:
     "onednn packed",
     devices=["cpu"],
     when=lambda a, b: _is_batch_or_vector(a, b) or _packed_unsupported_reason(a, b, None, None, None),
-    best=lambda a, b: isinstance(b, torch.nn.Parameter) and _is_onednn_best(a, b.t()),
+    best=lambda a, b: isinstance(b, torch.nn.Parameter) and is_onednn_best(a, b.t()),
     differentiable=True,
 )
 def _matmul_onednn_packed(a: Tensor, b: Tensor) -> Tensor:
@@ -503,12 +518,9 @@ def _loop_unsupported_reason(a: Tensor, b: Tensor, ends: Tensor) -> str | None:
 def _(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
     bounds = [0, *ends.tolist(), a.shape[0]]
     sizes = [end - start for start, end in itertools.pairwise(bounds)]
-    is_onednn_best = a.dtype == torch.float32 and a.device.type == "cpu" and processor().mkl_is_slow
     *groups, rest = torch.split_with_sizes(a, sizes)
     parts = [
-        onednn_mm(rows, matrix)
-        if is_onednn_best and rows.numel() * b.shape[2] >= _MIN_MULTIPLICATIONS
-        else rows @ matrix
+        _differentiable_onednn_mm(rows, matrix) if is_onednn_best(rows, matrix.t()) else rows @ matrix
         for rows, matrix in zip(groups, b.unbind(0), strict=True)
     ]
     return torch.cat([*parts, rest.new_zeros(rest.shape[0], b.shape[2])])

@@ -68,7 +68,7 @@ def test_facts_are_complete() -> None:
     facts = [fact for facts in torch_speed.read_table().values() for fact in facts]
     assert {f.op for f in facts if not f.op.startswith("aten::")} <= ops
     for fact in facts:
-        assert fact.use in ("torch", "generated")
+        assert fact.use in ("torch", "generated", "float32")
         assert fact.processor in ("cpu", "gpu", "cpu wide", "cpu narrow", "cpu Intel", "cpu AMD", "cpu ARM")
         assert all(isinstance(getattr(torch, name), torch.dtype) for name in fact.dtypes)
         assert fact.measured
