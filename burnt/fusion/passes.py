@@ -5,16 +5,12 @@ A pass takes an FX graph whose nodes have their fake tensors as ``meta["val"]``,
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import Graph, Node
 
-from burnt import _torch
-from burnt.device import processor
 from burnt.kernels.ops.matmul import is_onednn_best, onednn_addmm, onednn_mm
 from burnt.torch_speed import find_fact
 

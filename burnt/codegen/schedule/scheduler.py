@@ -221,7 +221,7 @@ class _Scheduler:
         return self.materialize_if_large(node, result)
 
     def why_call(self, node: torch.fx.Node) -> str | None:
-        """Return why torch's op is called for a node; None for a kernel, if its lowering takes the arguments."""
+        """Return why torch's op is called for a node; None if its lowering makes a kernel of it."""
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
         is_supported = node.target is operator.getitem or all(
@@ -458,7 +458,9 @@ class _Scheduler:
         if strides == tuple(meta.stride()) and self.may_return_view(node):
             return self.add_view(node)
         shape = tuple(meta.shape)
-        if (stored := self.stored_under_other_shape(node)) is not None and strides == contiguous_strides(shape):
+        if (stored := self.stored_under_other_shape(node)) is not None and strides == contiguous_strides(
+            shape
+        ):
             self.result_shapes[stored] = shape
             return stored
         while (
@@ -485,7 +487,7 @@ class _Scheduler:
         return stored is not None and stored.role != "input" and self.may_return(stored, node)
 
     def stored_under_other_shape(self, node: torch.fx.Node) -> Buffer | None:
-        """Return the buffer that holds what a result is a reshape of, if nothing needs it in its own shape."""
+        """Return the buffer of what a result is a reshape of, if nothing needs it in its own shape."""
         base = skip_reshapes(node)
         stored = self.buffer_holding(self.env[base])
         if base not in self.stored or base in self.results or stored is None or stored.role == "input":

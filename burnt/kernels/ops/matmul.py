@@ -20,7 +20,6 @@ GPU it is used for bfloat16. ``triton`` reads them on the device too; it takes a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,8 +48,8 @@ from burnt.kernels.ops.matmul_gpu import add_candidate, rows_structure
 
 # With fewer multiplications torch's call is as fast, as it has less overhead.
 _MIN_MULTIPLICATIONS = 1 << 20
-# With fewer columns of the result, copying a column-major left operand takes longer than oneDNN saves: 12.8 ms
-# against 12.3 for 1024 x 2048 by 256, 11.7 against 11.9 for 256 x 2048 by 1024 (Zen 4, one thread).
+# With fewer columns of the result, copying a column-major left operand takes longer than oneDNN saves: 12.8
+# against 12.3 ms for 1024 x 2048 by 256, 11.7 against 11.9 for 256 x 2048 by 1024 (Zen 4, one thread).
 _MIN_COLUMNS_OF_TRANSPOSED = 2048
 # With fewer elements, transposing by a generated kernel is not faster than by torch.
 _MIN_TRANSPOSE_ELEMENTS = 1 << 16

@@ -1,0 +1,136 @@
+"""Which library computes products and the gradients of attention, in burnt's plans and in Inductor's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import burnt.device
+from burnt.fusion.passes import run_passes
+from burnt.kernels.ops.matmul import onednn_addmm, onednn_mm
+
+aten = torch.ops.aten
+SLOW_MKL = dataclasses.replace(
+    burnt.device.processor(),
+    vendor="AMD",
+    capability="AVX512",
+    has_mkl=True,
+    onednn=frozenset((torch.float32, torch.bfloat16)),
+)
+
+
+@pytest.fixture(autouse=True)
+def slow_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burnt.device, "_override", SLOW_MKL)
+
+
+def graph_of(fn: Callable[..., Any], *args: Tensor) -> torch.fx.GraphModule:
+    return make_fx(fn, tracing_mode="fake")(*args)
+
+
+def targets(graph: Graph) -> list[Any]:
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_large_products_are_onednns_and_equal() -> None:
+    def fn(x: Tensor, w: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.addmm(bias, x, w.t())
+        return torch.mm(h, w), torch.mm(v, v)
+
+    args = randn(128, 96), randn(112, 96), randn(112), randn(5, 5)
+    graph = graph_of(fn, *args)
+    run_passes(graph.graph)
+    graph.recompile()
+    assert [t for t in targets(graph.graph) if t is not aten.t.default] == [
+        onednn_addmm,
+        onednn_mm,
+        aten.mm.default,  # small
+    ]
+    for found, expected in zip(graph(*args), fn(*(a.double() for a in args)), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("change", [{"vendor": "Intel"}, {"capability": "AVX2"}, {"has_mkl": False}])
+def test_other_processors_keep_torchs_products(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(burnt.device, "_override", dataclasses.replace(SLOW_MKL, **change))
+    graph = graph_of(torch.mm, randn(128, 128), randn(128, 128)).graph
+    run_passes(graph)
+    assert targets(graph) == [aten.mm.default]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: torch.mm(x.double(), x.double()),
+        lambda x: torch.addmm(x, x, x),  # a bias for each element
+        lambda x: torch.addmm(x[0], x, x, alpha=2),
+    ],
+)
+def test_what_onednn_does_not_compute(fn: Callable[..., Any]) -> None:
+    graph = graph_of(fn, randn(128, 128)).graph
+    run_passes(graph)
+    assert not {onednn_mm, onednn_addmm} & set(targets(graph))
+
+
+@pytest.mark.parametrize(("columns", "is_copied"), [(64, False), (2048, True)])
+def test_a_column_major_operand_is_copied_if_that_pays(columns: int, is_copied: bool) -> None:
+    graph = graph_of(lambda g, x: g.t() @ x, randn(64, 128), randn(64, columns)).graph
+    run_passes(graph)
+    assert (targets(graph)[-2:] == [aten.clone.default, onednn_mm]) == is_copied
+    assert (targets(graph)[-1] is aten.mm.default) != is_copied
+
+
+def test_transposes_of_transposes_are_dropped() -> None:
+    graph = graph_of(lambda x: x.t().t() + 1, randn(2, 3)).graph
+    run_passes(graph)
+    assert targets(graph) == [aten.add.Tensor]
+
+
+def attention_gradients(
+    length: int, dtype: torch.dtype
+) -> tuple[torch.fx.GraphModule, list[Tensor], list[Tensor]]:
+    """Return the graph, its arguments, and the gradients in float64."""
+    q, k, v, grad = (torch.randn(2, 2, length, 16) for _ in range(4))
+    q, k, v, grad = (t.to(dtype) for t in (q, k, v, grad))
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
+    exact = [t.double().requires_grad_() for t in (q, k, v)]
+    expected = nn.functional.scaled_dot_product_attention(*exact, is_causal=True)
+
+    def fn(*args: Tensor) -> Any:
+        return aten._scaled_dot_product_flash_attention_for_cpu_backward(*args, 0.0, True)
+
+    args = [grad, q, k, v, out, lse]
+    return graph_of(fn, *args), args, list(torch.autograd.grad(expected, exact, grad.double()))
+
+
+def test_short_attention_in_bfloat16_is_differentiated_in_float32() -> None:
+    torch.manual_seed(0)
+    graph, args, expected = attention_gradients(24, torch.bfloat16)
+    before = graph(*args)
+    run_passes(graph.graph)
+    graph.recompile()
+    assert targets(graph.graph).count(aten._to_copy.default) == 8
+    for found, own, exact in zip(graph(*args), before, expected, strict=True):
+        assert found.dtype == torch.bfloat16
+        error, own_error = (float((t.double() - exact).square().mean()) for t in (found, own))
+        assert error <= own_error * 1.01
+
+
+@pytest.mark.parametrize(("length", "dtype"), [(160, torch.bfloat16), (24, torch.float32)])
+def test_other_attention_is_differentiated_as_it_is(length: int, dtype: torch.dtype) -> None:
+    graph, _, _ = attention_gradients(length, dtype)
+    run_passes(graph.graph)
+    assert aten._to_copy.default not in targets(graph.graph)
