@@ -36,6 +36,7 @@ from burnt.codegen.render.triton.source import (
     AnyConfig,
     FailedFlag,
     ScalarArg,
+    TritonSource,
     Workspace,
     neighbouring_configs,
     why_too_large,
@@ -69,6 +70,11 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
         Expr.restore_interned(kernel.exprs)
         printed = print_kernel(kernel, config)
         Expr.clear_interned()
+    return source_jobs(printed)
+
+
+def source_jobs(printed: TritonSource) -> list[Job]:
+    """Return the jobs that compile a printed kernel, for tensors with aligned addresses."""
 
     def describe(argument: Any) -> str | float:
         if isinstance(argument, Buffer | Workspace):
@@ -387,19 +393,22 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 # --- the worker process -----------------------------------------------------------------------------------
 
 
-class _CompileOnlyDriver:
+class CompileOnlyDriver:
     """A Triton driver that only knows the target, which is enough to compile. It launches nothing."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
 
     def get_current_target(self) -> Any:
+        """Return what Triton compiles for."""
         return self.target
 
     def get_current_device(self) -> int:
+        """Return 0, as there is one target."""
         return 0
 
     def get_current_stream(self, device: int = 0) -> int:
+        """Return 0, as nothing is launched."""
         return 0
 
 
@@ -416,8 +425,11 @@ class _AlignedTensor:
         return 0  # reachable with 32 bits, which Triton checks on ROCm
 
 
-def compile_job(job: Job) -> None:
-    """Compile a function for the active driver's target into Triton's cache, or raise what Triton raises."""
+def compile_job(job: Job) -> Any:
+    """Compile a function for the active driver's target into Triton's cache, or raise what Triton raises.
+
+    Returns Triton's compiled kernel.
+    """
     from burnt.codegen.runtime.triton_launch import load
 
     def argument(described: Any) -> Any:
@@ -435,13 +447,13 @@ def compile_job(job: Job) -> None:
             return named(*described["parts"]) if "parts" in described else named
         return tuple(described) if isinstance(described, list) else described
 
-    namespace = load(job.text)
+    namespace = load.__wrapped__(job.text)  # functions remember what they were compiled for
     function = namespace[job.name]
     constexprs = {name: constant(c) for name, c in job.constants.items()}
     given = map(argument, job.arguments)
     # By name, because constants may be between them.
     arguments = {name: next(given) for name in function.arg_names if name not in constexprs}
-    function.warmup(grid=(1,), **arguments, **constexprs, **job.options)
+    return function.warmup(grid=(1,), **arguments, **constexprs, **job.options)
 
 
 def main(target: str, seconds: str) -> None:
@@ -452,7 +464,7 @@ def main(target: str, seconds: str) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    driver.set_active(_CompileOnlyDriver(GPUTarget(*json.loads(target))))
+    driver.set_active(CompileOnlyDriver(GPUTarget(*json.loads(target))))
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_REAL, float(seconds))

@@ -4,52 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
-from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace, select_config
+from burnt.codegen.render.triton.source import TritonSource, select_config
 from burnt.codegen.render.triton.tile_config import Limits
+from burnt.codegen.runtime import triton_ahead
 from burnt.codegen.runtime.target import BuiltKernels
+from burnt.codegen.runtime.triton_ahead import ARCHITECTURES
+from burnt.codegen.runtime.triton_ahead import compiling_for as driven
 from burnt.codegen.runtime.triton_backend import TRITON
-from burnt.codegen.runtime.triton_launch import load
+from burnt.codegen.runtime.triton_compile_pool import compile_job, source_jobs
 from tests.codegen.render.triton.machine_code import MachineCode, disassembled
 
-TARGETS = {
-    "sm_80": GPUTarget("cuda", 80, 32),
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "sm_120": GPUTarget("cuda", 120, 32),
-    "gfx90a": GPUTarget("hip", "gfx90a", 64),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-    "gfx1100": GPUTarget("hip", "gfx1100", 32),
-}
-# Bytes of shared memory per program.
-SHARED = {
-    "sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx90a": 64 << 10,
-    "gfx942": 64 << 10, "gfx950": 160 << 10, "gfx1100": 64 << 10,
-}  # fmt: skip
+TARGETS = ARCHITECTURES
+SHARED = {name: architecture.shared_memory for name, architecture in ARCHITECTURES.items()}
 
 
 def limits_of(target: str) -> Limits:
     """Return the limits of an architecture, with an H100's or an MI300's number of multiprocessors."""
-    if target.startswith("gfx"):
-        lanes = TARGETS[target].warp_size
-        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, is_rocm=True)
-    return Limits(132, shared_memory=SHARED[target])
+    return ARCHITECTURES[target].limits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,33 +65,6 @@ class Compiled:
     def doubles(self) -> list[str]:
         """The float64 instructions in it."""
         return sorted(set(re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", self.assembly)))
-
-
-class _Driver:
-    """The part of a Triton driver that compiling needs; nothing is launched."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self.target = target
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-
-@contextmanager
-def driven(target: GPUTarget) -> Iterator[None]:
-    """Make Triton compile for this target."""
-    before = driver._active  # `driver.active` would fail without a GPU
-    driver.set_active(_Driver(target))
-    try:
-        yield
-    finally:
-        driver._active = before
 
 
 def planned(
@@ -149,18 +105,9 @@ def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list
 
 def compiled(kernels: Sequence[TritonSource], target: str, folder: Path) -> list[Compiled]:
     """Compile every function of some kernels for a target."""
-    results = []
     with driven(TARGETS[target]):
-        for kernel in kernels:
-            space = load(kernel.text)
-            for function in kernel.functions:
-                arguments = [_argument(a) for a in function.arguments]
-                jit = triton.JITFunction(space[function.name].fn)
-                compiled_kernel = jit.warmup(
-                    *arguments, grid=(1,), **function.constants, **kernel.config.options
-                )
-                results.append(measured(compiled_kernel, function.name, target, folder))
-    return results
+        jobs = [job for kernel in kernels for job in source_jobs(kernel)]
+        return [measured(compile_job(job), job.name, target, folder) for job in jobs]
 
 
 def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, folder: Path) -> Compiled:
@@ -187,28 +134,11 @@ def _mocked(argument: Any) -> Any:
     return MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument
 
 
-def _argument(argument: Any) -> Any:
-    if isinstance(argument, Buffer | Workspace):
-        return MockTensor(argument.dtype)
-    if isinstance(argument, FailedFlag):
-        return MockTensor(torch.int64)
-    return 1.5 if isinstance(argument, ScalarArg) else argument
-
-
 def measured(kernel: Any, name: str, target: str, folder: Path) -> Compiled:
     """Return the resources of a kernel that Triton compiled."""
-    shared = kernel.metadata.shared
-    if target.startswith("sm"):
+    found = triton_ahead.measured(kernel, name, target)
+    file = None
+    if found.cubin is not None:
         file = folder / f"{name}.cubin"
-        file.write_bytes(kernel.asm["cubin"])
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-        output = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
-        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", output))
-        spilled = int(usage["STACK"]) + int(usage["LOCAL"])
-        return Compiled(name, kernel.asm["ptx"], int(usage["REG"]), spilled, shared, file)
-    assembly = kernel.asm["amdgcn"]
-
-    def number(field: str) -> int:
-        return int(re.search(rf"\.{field}:\s+(\d+)", assembly)[1])  # type: ignore[index]
-
-    return Compiled(name, assembly, number("vgpr_count"), 4 * number("vgpr_spill_count"), shared)
+        file.write_bytes(found.cubin)
+    return Compiled(**{**vars(found), "cubin": file})

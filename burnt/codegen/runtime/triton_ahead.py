@@ -1,0 +1,142 @@
+"""Compile generated Triton kernels for GPUs that need not be present: assembly, registers, spills, memory."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from burnt.codegen.ir import Kernel
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.source import TritonSource, select_config
+from burnt.codegen.render.triton.tile_config import Limits
+from burnt.codegen.runtime.triton_compile_pool import CompileOnlyDriver, Job, compile_job, source_jobs
+from burnt.errors import CompileError
+
+
+class Architecture(NamedTuple):
+    """A kind of GPU that Triton compiles for."""
+
+    backend: str  # ``"cuda"`` or ``"hip"``
+    arch: int | str  # as Triton names it
+    warp_size: int
+    shared_memory: int  # bytes per program
+
+    @property
+    def assembly(self) -> str:
+        """The language of its assembly: ``"ptx"`` or ``"amdgcn"``."""
+        return "ptx" if self.backend == "cuda" else "amdgcn"
+
+    @property
+    def limits(self) -> Limits:
+        """What it sets for kernels, with the number of multiprocessors of an H100 or an MI300."""
+        if self.backend == "cuda":
+            return Limits(132, shared_memory=self.shared_memory)
+        return Limits(304, 2048 * self.warp_size, 256, self.shared_memory, self.warp_size, is_rocm=True)
+
+
+ARCHITECTURES = {
+    "sm_80": Architecture("cuda", 80, 32, 163 << 10),
+    "sm_90": Architecture("cuda", 90, 32, 227 << 10),
+    "sm_100": Architecture("cuda", 100, 32, 227 << 10),
+    "sm_120": Architecture("cuda", 120, 32, 99 << 10),
+    "gfx90a": Architecture("hip", "gfx90a", 64, 64 << 10),
+    "gfx942": Architecture("hip", "gfx942", 64, 64 << 10),
+    "gfx950": Architecture("hip", "gfx950", 64, 160 << 10),
+    "gfx1100": Architecture("hip", "gfx1100", 32, 64 << 10),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineCode:
+    """A function compiled for an architecture."""
+
+    name: str
+    assembly: str  # its text
+    registers: int  # per thread
+    spilled: int  # bytes per thread that registers are spilled to
+    shared: int  # bytes of shared memory per program
+    cubin: bytes | None = None  # the file of the machine code, for NVIDIA
+
+
+@contextlib.contextmanager
+def compiling_for(architecture: Architecture) -> Iterator[None]:
+    """Context in which Triton compiles for an architecture, and launches nothing."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    before = driver._active  # `driver.active` would fail without a GPU
+    driver.set_active(CompileOnlyDriver(GPUTarget(*architecture[:3])))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def printed_for(kernel: Kernel, architecture: str) -> TritonSource:
+    """Return the Triton source of a scheduled kernel with the block sizes selected for an architecture."""
+    return print_kernel(kernel, select_config(structure_of(kernel), ARCHITECTURES[architecture].limits))
+
+
+def compile_for(kernel: Kernel, printed: TritonSource, architecture: str) -> list[MachineCode]:
+    """Compile the functions of a kernel; kernels that differ in name only are compiled once.
+
+    Raises:
+        CompileError: one does not compile.
+    """
+    jobs = [json.dumps(job).replace(kernel.name, "kernel") for job in source_jobs(printed)]
+    try:
+        found = [_compile_once(job, architecture) for job in jobs]
+    except Exception as error:  # of any kind: Triton raises its own
+        raise CompileError(
+            "a kernel does not compile",
+            where=f"{kernel.name}, for {architecture}",
+            found=f"{type(error).__name__}: {error}",
+        ) from error
+    return [
+        dataclasses.replace(
+            code,
+            name=code.name.replace("kernel", kernel.name),
+            assembly=re.sub(r"\bkernel(?=\b|_)", kernel.name, code.assembly),
+        )
+        for code in found
+    ]
+
+
+@functools.lru_cache(1024)
+def _compile_once(job: str, architecture: str) -> MachineCode:
+    function = Job(*json.loads(job))
+    with compiling_for(ARCHITECTURES[architecture]):
+        return measured(compile_job(function), function.name, architecture)
+
+
+def measured(compiled: Any, name: str, architecture: str) -> MachineCode:
+    """Return the assembly of a kernel that Triton compiled, and what it needs."""
+    language = ARCHITECTURES[architecture].assembly
+    assembly, shared = compiled.asm[language], compiled.metadata.shared
+    if language == "ptx":
+        usage = _resource_usage(compiled.asm["cubin"])
+        spilled = usage["STACK"] + usage["LOCAL"]
+        return MachineCode(name, assembly, usage["REG"], spilled, shared, compiled.asm["cubin"])
+    fields = {key: int(value) for key, value in re.findall(r"\.(vgpr\w*_count):\s+(\d+)", assembly)}
+    return MachineCode(name, assembly, fields["vgpr_count"], 4 * fields["vgpr_spill_count"], shared)
+
+
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    """Return what the tool in Triton's wheel says of a file of machine code."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [tool, "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
