@@ -17,12 +17,13 @@ from burnt.codegen.backward import build_backward_plan
 from burnt.codegen.frontend.containers import flatten
 from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.printing import Step, explain_step, measure
+from burnt.codegen.printing import MACHINE, Step, explain_step, measure
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Target
-from burnt.codegen.runtime.targets import find_target
-from burnt.errors import quantity
+from burnt.codegen.runtime.targets import TARGETS, find_target
+from burnt.codegen.runtime.triton_backend import ARCHITECTURES, TRITON
+from burnt.errors import ConfigError, UnsupportedError, quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Explanation:
         texts: the generated source of each kernel, by name: C, Triton or Metal, by the tensors' device.
         backward: the explanation of its backward, if an argument requires a gradient and there is a plan.
         graph_breaks: where and why Dynamo split a compiled model into several graphs.
+        assembly: for an architecture the PTX or AMDGCN of each kernel, by name.
     """
 
     steps: tuple[Step, ...]
@@ -42,6 +44,7 @@ class Explanation:
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     backward: Explanation | None = None
     graph_breaks: tuple[str, ...] = ()
+    assembly: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def plain(self) -> str | None:
@@ -53,13 +56,16 @@ class Explanation:
         )
         return self.fallback_reason
 
-    def source(self, name: str) -> str:
-        """Return the generated source of a kernel.
+    def source(self, name: str, *, assembly: bool = False) -> str:
+        """Return the generated source of a kernel, or its assembly.
 
         Raises:
             KeyError: there is no kernel of this name.
         """
-        texts = self.texts | (self.backward.texts if self.backward is not None else {})
+        parts = [self] if self.backward is None else [self, self.backward]
+        texts: dict[str, str] = {}
+        for part in parts:
+            texts |= part.assembly if assembly else part.texts
         if name not in texts:
             raise KeyError(f"no kernel {name!r}; there are: {', '.join(texts)}")
         return texts[name]
@@ -94,7 +100,8 @@ class Explanation:
         alike: dict[Any, list[Step]] = {}
         for step in steps:
             name = step.name if step.kind in ("library", "view", "torch") else None
-            alike.setdefault((name, step.kind, step.ops, step.bytes, step.why), []).append(step)
+            machine = [getattr(step, field) for field in MACHINE]
+            alike.setdefault((name, step.kind, step.ops, step.bytes, step.why, *machine), []).append(step)
         return [
             (dataclasses.replace(same[0], seconds=sum(filter(None, (s.seconds for s in same)))), len(same))
             for same in alike.values()
@@ -103,22 +110,18 @@ class Explanation:
 
 def _table(steps: Sequence[tuple[Step, int]]) -> list[str]:
     """Return the lines of a table of steps; each with the number of those that are like it."""
-    is_timed = any(s.seconds for s, _ in steps)
-    has_counts = any(count > 1 for _, count in steps)
-    times = ["us", "GB/s"] if is_timed else []
-    rows = [["kernel", *["times"] * has_counts, "kind", "bytes", *times, "ops", "separate step because"]]
+    counts = ["times"] if any(count > 1 for _, count in steps) else []
+    figures = ["us", "GB/s"] if any(s.seconds for s, _ in steps) else []
+    figures += list(MACHINE) if any(s.registers is not None for s, _ in steps) else []
+    rows = [["kernel", *counts, "kind", "bytes", *figures, "ops", "separate step because"]]
     for s, count in steps:
-        speed = (
-            [f"{s.seconds * 1e6:,.1f}", f"{s.bytes * count / s.seconds / 1e9:.1f}"]
-            if s.seconds
-            else ["-", "-"]
-        )
-        counts = [str(count)] * has_counts
-        num_bytes = f"{s.bytes * count:,}"
-        rows.append([s.name, *counts, s.kind, num_bytes, *speed[: len(times)], " ".join(s.ops), s.why])
-    return table_lines(
-        rows, right={1, *range(3, len(rows[0]) - 2)} if has_counts else range(2, len(rows[0]) - 2)
-    )
+        values = {name: f"{value:,}" for name in MACHINE if (value := getattr(s, name)) is not None}
+        if s.seconds:
+            values |= {"us": f"{s.seconds * 1e6:,.1f}", "GB/s": f"{s.bytes * count / s.seconds / 1e9:.1f}"}
+        row = [s.name, *[str(count)] * len(counts), s.kind, f"{s.bytes * count:,}"]
+        rows.append([*row, *(values.get(name, "-") for name in figures), " ".join(s.ops), s.why])
+    right = {*range(1, 1 + len(counts)), *range(2 + len(counts), len(rows[0]) - 2)}
+    return table_lines(rows, right=right)
 
 
 def explain(
@@ -132,7 +135,8 @@ def explain(
             so is its backward.
         timed: measure every step, for 0.2 seconds in total.
         target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as generated for such a device. Neither
-            the device nor a compiler for it is needed, and nothing runs.
+            the device nor a compiler for it is needed, and nothing runs. For an architecture, such as
+            ``"sm_90"`` or ``"gfx942"``, Triton compiles them: with assembly, registers and spills.
         kwargs: its keyword arguments.
 
     Returns:
@@ -140,6 +144,8 @@ def explain(
 
     Raises:
         ConfigError: there is no such target.
+        UnsupportedError: there is no Triton to compile for an architecture.
+        CompileError: a kernel does not compile for it.
 
     >>> import torch
     >>> from burnt.codegen import explain
@@ -189,13 +195,29 @@ def source_only(name: str) -> Target:
 
     Raises:
         ConfigError: there is no such target.
+        UnsupportedError: there is no Triton to compile for an architecture.
     """
-    target = find_target(name)
+    if name not in ARCHITECTURES:
+        try:
+            target = find_target(name)
+        except ConfigError as error:
+            error.expected = ", ".join([*TARGETS, *ARCHITECTURES])
+            raise
+    elif (reason := TRITON.why_unavailable()) is not None:
+        raise UnsupportedError(f"no kernels can be compiled for {name}", found=reason)
+    else:
+        target = dataclasses.replace(TRITON, name=name, show=functools.partial(_show_for, name))
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], positions: Sequence[int]) -> BuiltKernels:
         return BuiltKernels(target.show(list(kernels), positions), dict.fromkeys(kernels, _refuse_to_run))
 
     return dataclasses.replace(target, build=build, why_unavailable=lambda: None)
+
+
+def _show_for(architecture: str, kernels: Sequence[Kernel], positions: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.runtime.triton_ahead import printed_for
+
+    return {kernel: printed_for(kernel, architecture).text.rstrip("\n") for kernel in kernels}
 
 
 def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> Explanation:
@@ -220,4 +242,16 @@ def explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Exp
         dataclasses.replace(explain_step(step, compiled.plan), seconds=s)
         for step, s in zip(compiled.plan.steps, times, strict=True)
     )
-    return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
+    assembly: dict[str, str] = {}
+    if compiled.target.name in ARCHITECTURES:
+        from burnt.codegen.runtime.triton_ahead import compile_kernels
+
+        codes = {k.name: c for k, c in compile_kernels(compiled.kernels, compiled.target.name).items()}
+        assembly = {name: "\n".join(function.assembly for function in code) for name, code in codes.items()}
+        most = {
+            name: {field: max(getattr(f, field) for f in code) for field in MACHINE}
+            for name, code in codes.items()
+        }
+        steps = tuple(dataclasses.replace(step, **most.get(step.name, {})) for step in steps)
+    texts = {kernel.name: text for kernel, text in compiled.texts.items()}
+    return Explanation(steps, None, texts, assembly=assembly)

@@ -21,6 +21,9 @@ from burnt.codegen.schedule.placement import VIEW_OPS
 from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import quantity
 
+MACHINE = ("registers", "spilled", "shared")
+"""What a kernel needs of a GPU: fields of a `Step`."""
+
 _PARTS = ("ir", "groups", "source", "timing")
 
 
@@ -108,6 +111,11 @@ class Step:
     why: str
     seconds: float | None = None  # median time of a few runs; None if it was not timed
     graph: str = ""  # of a compiled model: the name of the graph
+    # Of a kernel for a GPU architecture, the most of its functions: registers per thread, bytes per thread
+    # spilled from them, and bytes of shared memory per program.
+    registers: int | None = None
+    spilled: int | None = None
+    shared: int | None = None
 
 
 def explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:

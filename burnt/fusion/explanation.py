@@ -34,7 +34,8 @@ def explain(
         args: its positional arguments.
         timed: measure every step, for 0.2 seconds in each graph.
         target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as generated for such a device. Neither
-            the device nor a compiler for it is needed, and torch runs the model.
+            the device nor a compiler for it is needed, and torch runs the model. For an architecture, such as
+            ``"sm_90"`` or ``"gfx942"``, Triton compiles them: with assembly, registers and spills.
         kwargs: its keyword arguments.
 
     Returns:
@@ -43,7 +44,9 @@ def explain(
 
     Raises:
         ConfigError: there is no such target.
-        UnsupportedError: no graph compiled by burnt ran, such as in a model of another compiler.
+        UnsupportedError: no graph compiled by burnt ran, such as in a model of another compiler; or there is
+            no Triton to compile for an architecture.
+        CompileError: a kernel does not compile for an architecture.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())

@@ -9,49 +9,17 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from burnt.codegen.ir import Kernel
+from burnt.codegen.frontend.trace import PLANNING_LOCK
+from burnt.codegen.ir import Expr, Kernel
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import TritonSource, select_config
-from burnt.codegen.render.triton.tile_config import Limits
+from burnt.codegen.runtime.triton_backend import ARCHITECTURES, Architecture
 from burnt.codegen.runtime.triton_compile_pool import CompileOnlyDriver, Job, compile_job, source_jobs
 from burnt.errors import CompileError
-
-
-class Architecture(NamedTuple):
-    """A kind of GPU that Triton compiles for."""
-
-    backend: str  # ``"cuda"`` or ``"hip"``
-    arch: int | str  # as Triton names it
-    warp_size: int
-    shared_memory: int  # bytes per program
-
-    @property
-    def assembly(self) -> str:
-        """The language of its assembly: ``"ptx"`` or ``"amdgcn"``."""
-        return "ptx" if self.backend == "cuda" else "amdgcn"
-
-    @property
-    def limits(self) -> Limits:
-        """What it sets for kernels, with the number of multiprocessors of an H100 or an MI300."""
-        if self.backend == "cuda":
-            return Limits(132, shared_memory=self.shared_memory)
-        return Limits(304, 2048 * self.warp_size, 256, self.shared_memory, self.warp_size, is_rocm=True)
-
-
-ARCHITECTURES = {
-    "sm_80": Architecture("cuda", 80, 32, 163 << 10),
-    "sm_90": Architecture("cuda", 90, 32, 227 << 10),
-    "sm_100": Architecture("cuda", 100, 32, 227 << 10),
-    "sm_120": Architecture("cuda", 120, 32, 99 << 10),
-    "gfx90a": Architecture("hip", "gfx90a", 64, 64 << 10),
-    "gfx942": Architecture("hip", "gfx942", 64, 64 << 10),
-    "gfx950": Architecture("hip", "gfx950", 64, 160 << 10),
-    "gfx1100": Architecture("hip", "gfx1100", 32, 64 << 10),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +53,20 @@ def printed_for(kernel: Kernel, architecture: str) -> TritonSource:
     return print_kernel(kernel, select_config(structure_of(kernel), ARCHITECTURES[architecture].limits))
 
 
-def compile_for(kernel: Kernel, printed: TritonSource, architecture: str) -> list[MachineCode]:
-    """Compile the functions of a kernel; kernels that differ in name only are compiled once.
+def compile_kernels(kernels: Sequence[Kernel], architecture: str) -> dict[Kernel, list[MachineCode]]:
+    """Compile the functions of scheduled kernels; those that differ in name only are compiled once.
 
     Raises:
-        CompileError: one does not compile.
+        CompileError: a kernel does not compile.
     """
+    return {kernel: _compile_kernel(kernel, architecture) for kernel in kernels}
+
+
+def _compile_kernel(kernel: Kernel, architecture: str) -> list[MachineCode]:
+    with PLANNING_LOCK:
+        Expr.restore_interned(kernel.exprs)
+        printed = printed_for(kernel, architecture)
+        Expr.clear_interned()
     jobs = [json.dumps(job).replace(kernel.name, "kernel") for job in source_jobs(printed)]
     try:
         found = [_compile_once(job, architecture) for job in jobs]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.lower.matmul import why_library_call
+from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.schedule.capabilities import OnlineThresholds, PartialSumLimits
 
@@ -90,3 +91,36 @@ TRITON = Target(
     why_torch_matmul=why_library_call,
     show=_show_triton,
 )
+
+
+class Architecture(NamedTuple):
+    """A kind of GPU that Triton compiles for."""
+
+    backend: str  # ``"cuda"`` or ``"hip"``
+    arch: int | str  # as Triton names it
+    warp_size: int
+    shared_memory: int  # bytes per program
+
+    @property
+    def assembly(self) -> str:
+        """The language of its assembly: ``"ptx"`` or ``"amdgcn"``."""
+        return "ptx" if self.backend == "cuda" else "amdgcn"
+
+    @property
+    def limits(self) -> Limits:
+        """What it sets for kernels, with the number of multiprocessors of an H100 or an MI300."""
+        if self.backend == "cuda":
+            return Limits(132, shared_memory=self.shared_memory)
+        return Limits(304, 2048 * self.warp_size, 256, self.shared_memory, self.warp_size, is_rocm=True)
+
+
+ARCHITECTURES = {
+    "sm_80": Architecture("cuda", 80, 32, 163 << 10),
+    "sm_90": Architecture("cuda", 90, 32, 227 << 10),
+    "sm_100": Architecture("cuda", 100, 32, 227 << 10),
+    "sm_120": Architecture("cuda", 120, 32, 99 << 10),
+    "gfx90a": Architecture("hip", "gfx90a", 64, 64 << 10),
+    "gfx942": Architecture("hip", "gfx942", 64, 64 << 10),
+    "gfx950": Architecture("hip", "gfx950", 64, 160 << 10),
+    "gfx1100": Architecture("hip", "gfx1100", 32, 64 << 10),
+}

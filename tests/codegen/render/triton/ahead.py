@@ -20,9 +20,8 @@ from burnt.codegen.render.triton.source import TritonSource, select_config
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime import triton_ahead
 from burnt.codegen.runtime.target import BuiltKernels
-from burnt.codegen.runtime.triton_ahead import ARCHITECTURES
 from burnt.codegen.runtime.triton_ahead import compiling_for as driven
-from burnt.codegen.runtime.triton_backend import TRITON
+from burnt.codegen.runtime.triton_backend import ARCHITECTURES, TRITON
 from burnt.codegen.runtime.triton_compile_pool import compile_job, source_jobs
 from tests.codegen.render.triton.machine_code import MachineCode, disassembled
 
