@@ -156,11 +156,11 @@ def replayed_draw(node: torch.fx.Node) -> str | None:
 
 
 def fake_result(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a function without computing it: tensors without memory, also in its arguments."""
+    """Return the result of a function without computing it: tensors without memory."""
     from torch._guards import detect_fake_mode
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with detect_fake_mode((args, kwargs)) or FakeTensorMode():
+    with detect_fake_mode((args, kwargs)) or FakeTensorMode(allow_non_fake_inputs=True):
         return function(*args, **kwargs)
 
 

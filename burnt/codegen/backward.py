@@ -86,8 +86,8 @@ class Differentiable(torch.autograd.Function):
         *saved, seed = saved if ctx.has_seed else (*saved, None)
         if plan is None:
             tensors = _with_stand_ins(ctx.forward, tensors, needs_grad)
-            draw = None if seed is None else functools.partial(_redraw, ctx.forward, seed)
-            run = functools.partial(_interpret, ctx.forward.traced, ctx.numbers, draw)
+            draw = None if seed is None else functools.partial(redraw, ctx.forward, seed)
+            run = functools.partial(interpret, ctx.forward.traced, ctx.numbers, draw)
             gradients = grad_by_torch(run, tensors, needs_grad, grad_outs)
         else:
             plan_grad_outs = [
@@ -204,6 +204,8 @@ def _build_plan(
             warn_fallback(f"{forward.name}'s backward", error)
             return None
         debug_log_plan(plan)
+        if forward.verify is not None:
+            forward.verify(plan)
         return BackwardPlan(plan, constants, read)
 
 
@@ -252,7 +254,7 @@ def _trace_vjp(
         def run(*differentiated: Tensor) -> tuple[Tensor, ...]:
             remaining = iter(differentiated)
             full = [next(remaining) if needed else t for t, needed in zip(tensors, needs_grad, strict=True)]
-            results = _interpret(forward, numbers, None, *full)
+            results = interpret(forward, numbers, None, *full)
             return tuple(t for t in results if isinstance(t, Tensor) and t.dtype.is_floating_point)
 
         primals = [t for t, needed in zip(tensors, needs_grad, strict=True) if needed]
@@ -326,10 +328,10 @@ def grad_by_torch(
     return [next(gradients) if needed else None for needed in needs_grad]
 
 
-def _interpret(
+def interpret(
     traced: Traced,
     numbers: Sequence[float],
-    draw: Callable[[torch.fx.Node, Any, Any], Any] | None,
+    draw: Callable[[torch.fx.Node, Any, Any, Tensor | None], Any] | None,
     *tensors: Tensor,
 ) -> list[Any]:
     """Run the composite ops of a trace by torch, random ones by `draw`; captured tensors come last."""
@@ -358,16 +360,23 @@ def _interpret(
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
             if draw is not None and is_random(node):
-                env[node] = draw(node, args, kwargs)
+                own_seed = env.get(node.meta.get("seed"))
+                env[node] = draw(node, args, kwargs, own_seed)
             else:
                 env[node] = node.target(*args, **kwargs)
     return [argument(value) for value in nodes[-1].args[0]]
 
 
-def _redraw(
-    forward: CompiledPlan, seed: Tensor, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+def redraw(
+    forward: CompiledPlan,
+    seed: Tensor | None,
+    node: torch.fx.Node,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    own_seed: Tensor | None = None,
 ) -> Any:
     """Repeat a random op with the forward's numbers, by a plan of that op; dropout is differentiable."""
+    seed = seed if own_seed is None else own_seed
     if node.target is torch.ops.aten.native_dropout.default:
         x, p, _ = args
         scale = 0.0 if p == 1 else 1 / (1 - p)
@@ -379,7 +388,11 @@ def _redraw(
 
 
 def _run_alone(
-    forward: CompiledPlan, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], seed: Tensor
+    forward: CompiledPlan,
+    node: torch.fx.Node,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: Tensor | None,
 ) -> list[Any]:
     """Compile and run a plan of one random op, with these arguments and the forward's seed."""
     graph = torch.fx.Graph()
@@ -395,7 +408,7 @@ def _run_alone(
 
     args, kwargs = torch.utils._pytree.tree_map(add_placeholder, (args, kwargs))
     call = graph.call_function(cast("Any", node.target), args, kwargs)
-    call.meta = dict(node.meta)
+    call.meta = {key: value for key, value in node.meta.items() if key != "seed"}
     metas, results = node.meta["val"], [call]
     if isinstance(metas, tuple | list):
         results = [graph.call_function(operator.getitem, (call, i)) for i in range(len(metas))]

@@ -61,6 +61,7 @@ from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tensors, with_saved_outputs
 from burnt.codegen.schedule.scheduler import TorchCall
+from burnt.codegen.verification import interval_of, verify_plan
 from burnt.errors import CacheError, DefinitionError, FusionError, FusionWarning, UnsupportedError
 
 # Limits on the plans of one function. Beyond the first two, running the eager function is cheaper.
@@ -153,6 +154,7 @@ class Function(InlinedWhenTraced):
         target: the backend that kernels are generated for; by default the one of the tensors' device.
         always_generate: generate kernels even where a torch call is known to be faster
             (`burnt.codegen.eager_policy`). `single` and `target` imply this.
+        verify: as in `fuse`.
     """
 
     def __init__(
@@ -162,7 +164,9 @@ class Function(InlinedWhenTraced):
         single: bool = False,
         target: Target | None = None,
         always_generate: bool = False,
+        verify: bool | float = False,
     ) -> None:
+        self.verify, self._interval = verify, interval_of(verify, "burnt.fuse")
         if not callable(fn):
             raise DefinitionError(
                 "the object to fuse is not callable",
@@ -220,13 +224,15 @@ class Function(InlinedWhenTraced):
 
     def _derive(self, fn: Callable[..., Any]) -> Function:
         """Return a function with the same options, which reports a reason once for both."""
-        function = Function(fn, single=self.single, target=self.target, always_generate=self.always_generate)
+        options = {"target": self.target, "always_generate": self.always_generate, "verify": self.verify}
+        function = Function(fn, single=self.single, **options)
         function.name, function._reported = self.name, self._reported
         return function
 
     def rebuild_arguments(self) -> tuple[Any, ...]:
         """Return what `pickle` and `copy` make another function of, which builds its plans anew."""
-        return _rebuild, (self.fn, self.single, self.target, self.always_generate, self._reported is not None)
+        options = self.fn, self.single, self.target, self.always_generate
+        return _rebuild, (*options, self._reported is not None, self.verify)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: run the compiled plan for these arguments, or the eager function."""
@@ -656,6 +662,8 @@ class Function(InlinedWhenTraced):
                 hint="burnt.explain shows why each step is separate",
             )
         debug_log_plan(forward)
+        if self._interval is not None:
+            verify_plan(forward, self._interval)
         return CacheEntry(
             forward,
             captured_tensors,
@@ -692,9 +700,14 @@ class Function(InlinedWhenTraced):
 
 
 def _rebuild(
-    fn: Callable[..., Any], single: bool, target: Target | None, always_generate: bool, reports: bool
+    fn: Callable[..., Any],
+    single: bool,
+    target: Target | None,
+    always_generate: bool,
+    reports: bool,
+    verify: bool | float = False,
 ) -> Function:
-    function = Function(fn, single=single, target=target, always_generate=always_generate)
+    function = Function(fn, single=single, target=target, always_generate=always_generate, verify=verify)
     function._reported = set() if reports else None
     return function
 
@@ -778,7 +791,7 @@ def _why_random_call(forward: CompiledPlan) -> str | None:
     return None
 
 
-def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
+def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False, verify: bool | float = False) -> Any:
     """Compile a function of tensors to as few kernels as possible, forward and backward.
 
     The function is traced at its first call with a new signature: shapes, strides, dtypes, devices, which
@@ -795,13 +808,17 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
         fn: a function of tensors, numbers, other constants and containers of them; a method, or a
             `torch.nn.Module`. Without it, a decorator is returned.
         single: raise `FusionError` unless the function compiles to a single generated kernel.
+        verify: as in `burnt.compile`: True compares each new plan, forward and backward, with its graph run
+            by torch; ``1/1000`` a sample of calls.
 
     Returns:
         a `Function`, which is called like `fn`; for a static or class method, another one of it.
 
     Raises:
         DefinitionError: `fn` is not callable.
-        FusionError: at a call, with `single`, naming what splits the function.
+        FusionError: at a call: with `single`, naming what splits the function; with ``verify=True``, if a
+            plan computes something else.
+        InputValueError: `verify` is neither a truth value nor a share.
 
     >>> import torch
     >>> from burnt.codegen import fuse
@@ -813,10 +830,10 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
     True
     """
     if fn is None:
-        return functools.partial(fuse, single=single)
+        return functools.partial(fuse, single=single, verify=verify)
     if isinstance(fn, staticmethod | classmethod):
-        return type(fn)(fuse(fn.__func__, single=single))
-    function = Function(fn, single=single)
+        return type(fn)(fuse(fn.__func__, single=single, verify=verify))
+    function = Function(fn, single=single, verify=verify)
     if (getattr(fn, "__module__", None) or "").split(".")[0] != "burnt":  # of burnt's own, no user can change
         function._reported = set()
     return function

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from burnt.codegen.verification import listeners
 from burnt.errors import MetricError
 from burnt.store import RunWriter
 from burnt.train.other_trainers import LOG_OPTIONS
@@ -213,9 +214,11 @@ class StepLog:
     def active(self) -> Iterator[None]:
         """Receive what `log` is called with while the block runs."""
         token = _ACTIVE.set(self)
+        listeners.append(self.add)  # from any thread, such as autograd's of a GPU
         try:
             yield
         finally:
+            listeners.remove(self.add)
             _ACTIVE.reset(token)
 
     @contextmanager

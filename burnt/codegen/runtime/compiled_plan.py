@@ -54,6 +54,7 @@ class CompiledPlan:
         self.mutated = traced.mutated
         self.backward_plans: dict[tuple[bool, ...], Any] = {}  # by which inputs require gradients
         self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
+        self.verify: Callable[[CompiledPlan], None] | None = None  # is given the backward plans
         self.saved = SavedTensors([], [])  # what the backward takes from this plan
         self.layouts: list[Any] | None = (
             None  # of the results' gradients; None before the first call with any
@@ -84,7 +85,8 @@ class CompiledPlan:
         }
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
         self.bytes_of = [math.prod(b.shape) * b.dtype.itemsize for b in buffers]
-        footprints = [Footprint.of(b.shape, b.strides, b.dtype.itemsize) for b in self.plan.inputs]
+        tensors = [b for b in self.plan.inputs if b is not self.plan.seed]
+        footprints = [Footprint.of(b.shape, b.strides, b.dtype.itemsize) for b in tensors]
         self.mutated_pairs = [  # of inputs that must not overlap: one is changed in place
             (i, j, footprints[i], footprints[j])
             for i in self.mutated
