@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from burnt.device import device_info as device_info
     from burnt.fusion.backend import compile as compile
     from burnt.fusion.explanation import explain as explain
+    from burnt.fusion.inductor import inductor_pass as inductor_pass
     from burnt.gradients import Gradients as Gradients
     from burnt.inspect import CheckReport as CheckReport
     from burnt.inspect import Summary as Summary
@@ -61,6 +62,7 @@ _NAMES = {
     "burnt.device": "device_info",
     "burnt.fusion.backend": "compile",
     "burnt.fusion.explanation": "explain",
+    "burnt.fusion.inductor": "inductor_pass",
     "burnt.gradients": "Gradients",
     "burnt.inspect": "CheckReport Summary TensorSpec check freeze num_params summary unfreeze",
     "burnt.module": "Module field",

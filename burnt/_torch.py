@@ -143,6 +143,13 @@ def break_reason(graph: torch.fx.GraphModule) -> str | None:
     return text if frame is None else f"{frame.filename}:{frame.lineno}, `{frame.line}`: {text}"
 
 
+def inductor_pass_class() -> type:
+    """Return the class of Inductor's passes, which Inductor asks for an id of its cached graphs."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    return CustomGraphPass
+
+
 def replayed_draw(node: torch.fx.Node) -> str | None:
     """Return whether a node draws random numbers and returns the state before, or draws those of a state.
 

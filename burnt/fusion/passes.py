@@ -16,6 +16,7 @@ from burnt.torch_speed import find_fact
 
 aten = torch.ops.aten
 
+_CAST = torch.ops.prims.convert_element_type.default  # which Inductor has a lowering for, too
 _ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
@@ -42,6 +43,8 @@ def multiply_by_onednn(graph: Graph, mm: Any, addmm: Any) -> None:
             continue
         *bias, a, b = node.args
         left, right = a.meta["val"], b.meta["val"]
+        if any(isinstance(size, torch.SymInt) for size in (*left.shape, *right.shape)):
+            continue
         if (bias and bias[0].meta["val"].dim() != 1) or not is_onednn_best(left, right.t()):
             continue
         if not left.is_contiguous() and left.t().is_contiguous():  # oneDNN needs rows: a kernel copies them
@@ -61,18 +64,17 @@ def differentiate_attention_in_float32(graph: Graph) -> None:
         if fact is None or fact.use != "float32":
             continue
         with graph.inserting_before(node):
-            wide = [_call(graph, aten._to_copy.default, a, dtype=torch.float32) for a in node.args[:5]]
+            wide = [_call(graph, _CAST, a, torch.float32) for a in node.args[:5]]
         node.args = (*wide, *node.args[5:])
         node.meta["val"] = tuple(g.float() for g in node.meta["val"])
         for part in list(node.users):
             part.meta["val"] = part.meta["val"].float()
             with graph.inserting_after(part):
-                narrow = graph.call_function(aten._to_copy.default, (part,), {"dtype": query.dtype})
-            narrow.meta["val"] = part.meta["val"].to(query.dtype)
+                narrow = _call(graph, _CAST, part, query.dtype)
             part.replace_all_uses_with(narrow, delete_user_cb=lambda user, narrow=narrow: user is not narrow)
 
 
-def _call(graph: Graph, op: Any, a: Node, **options: Any) -> Node:
-    node = graph.call_function(op, (a,), options)
-    node.meta["val"] = op(a.meta["val"], **options)
+def _call(graph: Graph, op: Any, a: Node, *rest: Any, **options: Any) -> Node:
+    node = graph.call_function(op, (a, *rest), options)
+    node.meta["val"] = op(a.meta["val"], *rest, **options)
     return node

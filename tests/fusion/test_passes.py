@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor import config
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import burnt
 import burnt.device
 from burnt.fusion.passes import run_passes
 from burnt.kernels.ops.matmul import onednn_addmm, onednn_mm
 
 aten = torch.ops.aten
+CAST = torch.ops.prims.convert_element_type.default
 SLOW_MKL = dataclasses.replace(
     burnt.device.processor(),
     vendor="AMD",
@@ -122,7 +125,7 @@ def test_short_attention_in_bfloat16_is_differentiated_in_float32() -> None:
     before = graph(*args)
     run_passes(graph.graph)
     graph.recompile()
-    assert targets(graph.graph).count(aten._to_copy.default) == 8
+    assert targets(graph.graph).count(CAST) == 8
     for found, own, exact in zip(graph(*args), before, expected, strict=True):
         assert found.dtype == torch.bfloat16
         error, own_error = (float((t.double() - exact).square().mean()) for t in (found, own))
@@ -133,4 +136,38 @@ def test_short_attention_in_bfloat16_is_differentiated_in_float32() -> None:
 def test_other_attention_is_differentiated_as_it_is(length: int, dtype: torch.dtype) -> None:
     graph, _, _ = attention_gradients(length, dtype)
     run_passes(graph.graph)
-    assert aten._to_copy.default not in targets(graph.graph)
+    assert CAST not in targets(graph.graph)
+
+
+def test_the_passes_serve_inductor() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 112), nn.GELU(), nn.Linear(112, 96))
+    x = torch.randn(128, 96)
+    expected = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    seen: list[list[Any]] = []
+    own = burnt.inductor_pass()
+
+    class Watch(type(own)):  # type: ignore[misc]
+        def __call__(self, graph: Graph) -> None:
+            super().__call__(graph)
+            seen.append(targets(graph))
+
+        def uuid(self) -> None:
+            return None  # nothing comes from the cache: the pass runs
+
+    torch._dynamo.reset()
+    with config.patch(post_grad_custom_post_pass=Watch(), compile_threads=1):
+        compiled = torch.compile(model)
+        found = torch.autograd.grad(compiled(x).square().sum(), list(model.parameters()))
+    forward, backward = seen
+    assert forward.count(torch.ops.burnt.onednn_addmm.default) == 2
+    assert backward.count(torch.ops.burnt.onednn_mm.default) == 1
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+
+
+def test_inductor_keeps_its_cache_by_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = burnt.inductor_pass().uuid()
+    assert burnt.inductor_pass().uuid() == before
+    monkeypatch.setattr(burnt.device, "_override", dataclasses.replace(SLOW_MKL, vendor="Intel"))
+    assert burnt.inductor_pass().uuid() != before
