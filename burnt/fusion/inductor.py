@@ -39,7 +39,7 @@ def inductor_pass() -> Callable[[Graph], None]:
         def uuid(self) -> Any:
             return "burnt", __version__, repr(processor())
 
-    return LibraryPass()  # type: ignore[no-any-return]
+    return LibraryPass()
 
 
 @functools.cache
@@ -52,6 +52,8 @@ def _ops() -> tuple[Any, Any]:
         library.define(f"{name}({bias}Tensor a, Tensor b) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(name, fn, "CPU")
         torch.library.register_fake(
-            f"burnt::{name}", lambda *args: args[-2].new_empty(args[-2].shape[0], args[-1].shape[1]), lib=library
+            f"burnt::{name}",
+            lambda *args: args[-2].new_empty(args[-2].shape[0], args[-1].shape[1]),
+            lib=library,
         )
-    return tuple(getattr(torch.ops.burnt, name).default for name, *_ in kinds)  # type: ignore[return-value]
+    return tuple(getattr(torch.ops.burnt, name).default for name, *_ in kinds)
