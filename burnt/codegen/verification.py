@@ -43,6 +43,13 @@ class Difference(NamedTuple):
     error: float
     tolerance: float
 
+    @property
+    def fault(self) -> str | None:
+        """Why the error is too large; None if it is not."""
+        if self.error <= self.tolerance:
+            return None
+        return f"off by {self.error:.1e} of the largest number, where {self.tolerance:.1e} is allowed"
+
 
 class Verification:
     """Says which calls of one piece of generated code are verified, and reports what was found.
@@ -62,27 +69,26 @@ class Verification:
         call = next(self.calls)
         return call % self.interval == 0 if self.interval else call == 0
 
-    def report(self, found: Difference, what: str) -> None:
-        """Report a difference; `what` names the result.
+    def report(self, error: float, what: str, fault: str | None) -> None:
+        """Report an error; `what` names the result, and `fault` says why it is too large, or is None.
 
         Raises:
-            FusionError: it is beyond the tolerance, and not a sample's.
+            FusionError: it is too large, and not a sample's.
         """
         if self.interval:
             for listener in listeners[-1:]:
-                listener({f"verify/{self.name}": found.error})
-        if found.error <= found.tolerance:
+                listener({f"verify/{self.name}": error})
+        if fault is None:
             return
-        error = FusionError(
+        raised = FusionError(
             f"{self.name} computes something else than torch",
             where=what,
-            expected=f"an error of at most {found.tolerance:.1e} of its largest value",
-            found=f"{found.error:.1e}",
+            found=fault,
             hint="this is a bug in burnt or in the compiler; please report it",
         )
         if not self.interval:
-            raise error
-        warnings.warn(str(error), FusionWarning, stacklevel=2)
+            raise raised
+        warnings.warn(str(raised), FusionWarning, stacklevel=2)
 
 
 def interval_of(verify: Any, where: str) -> int | None:
@@ -151,9 +157,11 @@ def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verific
             count = len(theirs) - len(plan.mutated)
             ours = [*results[:count], *(given[i] for i in plan.mutated)]
             found = compare(ours, theirs, right)
-        name = names[found.index] if names else "none"
         kind = "changed argument" if found.index >= count else f"result {found.index}"
-        verification.report(found, f"{kind}, {name}, {_described(theirs[found.index : found.index + 1])}")
+        what = [
+            f"{str(t.dtype)[6:]} {list(t.shape)}" for t in theirs[found.index :][:1] if isinstance(t, Tensor)
+        ]
+        verification.report(found.error, ", ".join([kind, *names[found.index :][:1], *what]), found.fault)
         return results
 
     return call
@@ -181,10 +189,6 @@ def _in_float64(values: Any) -> Any:
 def _redraw_in_float64(*arguments: Any) -> Any:
     with _disable_current_modes():  # a kernel writes the dtype that it was generated for
         return _in_float64(redraw(*arguments))
-
-
-def _described(values: Sequence[Any]) -> str:
-    return ", ".join(f"{str(v.dtype)[6:]} {list(v.shape)}" for v in values if isinstance(v, Tensor))
 
 
 def compare(ours: Sequence[Any], theirs: Sequence[Any], exact: Sequence[Any] | None) -> Difference:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from burnt.codegen.verification import interval_of
 from burnt.errors import SwapError, did_you_mean, quantity
 from burnt.swapping.first_call import FirstCall, differences, unregister
 from burnt.swapping.kind import KINDS, Kind, is_lazy, is_swapped
@@ -82,7 +83,8 @@ def swap(
             without gradients. The model computes the same in both.
         verify: a batch to measure with: a tensor, a tuple of arguments, or a mapping of keyword arguments.
             Parameters, buffers, training modes, the model's other attributes and the random generators are
-            restored afterwards, from a copy in host memory. Lazy modules stay initialized.
+            restored afterwards, from a copy in host memory. Lazy modules stay initialized. Or a share of each
+            site's calls, such as ``1/1000``, to compare with the original's, as in `burnt.compile`.
         defer_logits: compute the loss of a language model that trains with labels without its logits. The
             logits that it returns are an object that acts like a tensor and is computed when it is read.
         decisions: the report of an earlier swap of this model, or the path of its file (`Report.save`). Sites
@@ -133,7 +135,9 @@ def swap(
             hint="without decisions=, remeasure=True measures every site",
         )
     heads = _heads(model) if defer_logits else {}
-    plan = SwapPlan(mode)
+    is_share = isinstance(verify, int | float)
+    plan = SwapPlan(mode, interval=interval_of(verify, "burnt.swap") if is_share else None)
+    verify = None if is_share else verify
     included = _resolve(model, only, "only")
     skipped = _resolve(model, skip, "skip") if skip is not None else set()
     kinds = [k for k in KINDS.values() if not (k.inference_only and mode == "train")]

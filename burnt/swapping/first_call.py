@@ -36,6 +36,7 @@ from burnt.swapping.site import (
     SECONDS_BETWEEN_LINES,
     SwapPlan,
     can_measure,
+    class_with_kernels,
     restore_class,
     show_progress,
     site_of,
@@ -113,7 +114,9 @@ def _wrapper_in(model: nn.Module) -> str | None:
 def _class_now(module: nn.Module) -> type:
     """Return a module's class, or its original one if it waits: copies do not decide."""
     site = site_of(module)
-    return type(module) if site is not None and site.state == "swapped" else original_class(module)
+    if site is None or site.state != "swapped":
+        return original_class(module)
+    return class_with_kernels(module, site.kind)
 
 
 def _class_when_restored(module: nn.Module) -> type:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
+from burnt.codegen.verification import Verification
 from burnt.errors import InputError
 from burnt.kernels.interface.checks import all_strided
 from burnt.swapping.kind import KINDS, Kind, is_swapped, original_class
@@ -51,6 +52,8 @@ class SwapPlan:
     inputs: str = ""
     context: dict[str, str] = field(default_factory=dict)
     at: float = 0.0
+    interval: int | None = None
+    """Of the verifications of each swapped site."""
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     """Spent on measuring sites."""
@@ -87,6 +90,7 @@ class Site:
     signature: str = ""
     source: Source | None = None
     requested: bool = False
+    verification: Verification | None = None
 
 
 def start(module: nn.Module, site: Site, *, skip_measuring: bool = False) -> None:
@@ -100,6 +104,11 @@ def site_of(module: nn.Module) -> Site | None:
     """Return the site of a module; None if it is not one."""
     site: Site | None = module.__dict__.get(_SITE)
     return site
+
+
+def class_with_kernels(module: nn.Module, kind: Kind) -> type[nn.Module]:
+    """Return the class that only calls burnt's kernels, without measuring or verifying."""
+    return _subclass_of(original_class(module), kind, True)
 
 
 def restore_class(module: nn.Module) -> None:
@@ -204,9 +213,20 @@ def _measuring_method(kind: Kind, original: Any, theirs: Callable[..., Any]) -> 
         # method up by name instead could call this function again.
         if site is None or site.state != "swapped":
             return theirs(self, *args, **kwargs)
+        if site.verification is not None and can_measure(self, args, kwargs) and site.verification.is_due():
+            _verify(self, site, args, kwargs)
         return _burnt_method(kind, original, theirs)(self, *args, **kwargs)
 
     return forward
+
+
+def _verify(module: nn.Module, site: Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Compare the original and burnt's kernels for a call, with their gradients, on copies."""
+    assert site.verification is not None
+    classes = original_class(module), class_with_kernels(module, site.kind)
+    found = measure(module, classes, site.kind, args, kwargs, site.plan.mode == "train", timed=False)
+    if found.error is not None or found.why is not None:
+        site.verification.report(found.error or 0.0, f"{site.layer} by {site.kind.name}", found.why)
 
 
 def _modified_reason(module: nn.Module, kind: Kind) -> str | None:
@@ -259,7 +279,10 @@ def measure_and_decide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
             part.state, part.why = "part", f"of {site.path or 'the model'}"
             if is_swapped(layer):
                 restore_class(layer)
-    set_class(module, classes[1])
+    if plan.interval is None:
+        set_class(module, classes[1])
+    else:
+        site.verification = Verification(site.path or site.layer, plan.interval)
 
 
 def _finding_of(

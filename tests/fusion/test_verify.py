@@ -1,6 +1,7 @@
 """Verification of compiled graphs: what it accepts, and that it can fail."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_a_broken_lowering_is_reported(tanh_is_sin):
     with pytest.raises(FusionError, match=rf"graph\d+_inference {BROKEN}") as error, torch.no_grad():
         model(torch.randn(3, 4))
     assert "result 0, tanh, float32 [3, 4]" in str(error.value)
-    assert "expected  an error of at most " in str(error.value)
+    assert re.search(r"off by \S+ of the largest number, where \S+ is allowed", str(error.value))
     with torch.no_grad():
         model(torch.randn(3, 4))  # only new plans are compared
 
