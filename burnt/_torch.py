@@ -188,11 +188,39 @@ def with_sizes(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> torch.f
         given = iter(tensors)
         return graph(*[next(given) if isinstance(a, torch.Tensor) else a for a in arguments])
 
+    return retraced(call, [a for a in arguments if isinstance(a, torch.Tensor)])
+
+
+def retraced(
+    call: Callable[..., Any],
+    tensors: Sequence[torch.Tensor],
+    table: dict[Any, Callable[..., Any]] | None = None,
+) -> torch.fx.GraphModule:
+    """Trace a function of tensors without in-place ops, with fake ones, to an aten graph."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    mode = "real" if any(map(is_fake, tensors)) else "fake"
     with torch.no_grad():
-        trace = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)
-        return trace(*[a for a in arguments if isinstance(a, torch.Tensor)])
+        return make_fx(call, table, tracing_mode=mode, _allow_non_fake_inputs=True)(*tensors)
+
+
+def static_inputs(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Return which arguments of a graph of Dynamo are parameters and buffers."""
+    inputs = [node.meta.get("tensor_dict", {}) for node in graph.graph.find_nodes(op="placeholder")]
+    return frozenset(i for i, known in enumerate(inputs) if known.get("_dynamo_static_input_type"))
+
+
+def parameters_of(graph: torch.fx.GraphModule, static: frozenset[int]) -> frozenset[int]:
+    """Return which arguments of AOTAutograd's graph are parameters and buffers; `static`: of Dynamo's."""
+    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput, PlainAOTInput
+
+    sources = [node.meta.get("desc") for node in graph.graph.find_nodes(op="placeholder")]
+    return frozenset(
+        i
+        for i, source in enumerate(sources)
+        if isinstance(source, ParamAOTInput | BufferAOTInput)
+        or (isinstance(source, PlainAOTInput) and source.idx in static)
+    )
 
 
 @contextlib.contextmanager

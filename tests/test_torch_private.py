@@ -4,6 +4,7 @@ import ctypes
 import logging
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -313,6 +314,27 @@ def test_onednn_multiplies_with_a_tail_and_packed_weights() -> None:
     packed = _torch.onednn_packed(weight, 5)
     expected = torch.nn.functional.gelu(plain, approximate="tanh")
     torch.testing.assert_close(_torch.onednn_linear(x, packed, bias, "gelu", "tanh"), expected)
+
+
+def test_a_backend_is_told_which_arguments_are_parameters() -> None:
+    layer = torch.nn.Linear(3, 2)
+    layer.register_buffer("shift", torch.ones(2))
+    found = []
+
+    def backend(dynamo: torch.fx.GraphModule, examples: Any) -> Any:
+        def compiler(kind: str, graph: torch.fx.GraphModule, examples: Any) -> Any:
+            inputs = graph.graph.find_nodes(op="placeholder")
+            static = _torch.parameters_of(graph, _torch.static_inputs(dynamo))
+            found.append([tuple(inputs[i].meta["val"].shape) for i in sorted(static)])
+            return _torch.boxed(graph.forward)
+
+        return _torch.aot_backend(compiler, {}, lambda node: False)(dynamo, examples)
+
+    with torch.no_grad():
+        torch.compile(lambda x, y: layer(x) + layer.shift * y, backend=backend)(
+            torch.ones(5, 3), torch.ones(2)
+        )
+    assert sorted(found[0]) == [(2,), (2,), (2, 3)], "torch marks parameters of a graph in another way"
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -14,7 +14,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.verification import interval_of, verify_plan
 from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
 from burnt.fusion.graph import device_of, host_inputs, lazy_inputs, traced_of
+from burnt.fusion.infer import COMPOSITE, Constants, compile_with_constants
 from burnt.fusion.passes import run_passes
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -36,16 +37,23 @@ _Boxed = Callable[[list[Any]], Any]
 
 _MAX_SIZES = 64
 _numbers = itertools.count()
+_Mode = Literal["train", "infer"]
 
 
 @overload
 def compile(
-    model: M, *, fullgraph: bool = False, dynamic: bool | None = None, verify: bool | float = False
+    model: M,
+    *,
+    mode: _Mode = "train",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    verify: bool | float = False,
 ) -> M: ...
 @overload
 def compile(
     model: None = None,
     *,
+    mode: _Mode = "train",
     fullgraph: bool = False,
     dynamic: bool | None = None,
     verify: bool | float = False,
@@ -53,6 +61,7 @@ def compile(
 def compile(
     model: Any = None,
     *,
+    mode: _Mode = "train",
     fullgraph: bool = False,
     dynamic: bool | None = None,
     verify: bool | float = False,
@@ -65,6 +74,11 @@ def compile(
 
     Args:
         model: a module or function; None makes a decorator.
+        mode: ``"infer"`` for calls without gradients (under `torch.no_grad`): what depends on parameters and
+            buffers alone is computed once and kept next to them: batch norms become part of convolutions,
+            weights are packed for the library. It is computed again after a parameter was changed in place
+            or replaced, as torch's version counter tells: changes through ``.data`` are not seen. A call
+            that needs gradients is compiled as by ``"train"``, with a warning.
         fullgraph: raise where the model cannot be one graph, or where torch would have to run a graph.
         dynamic: as in `torch.compile`: whether sizes may vary without Dynamo compiling again. A plan is made
             for each of the last 64 sets of sizes.
@@ -78,18 +92,20 @@ def compile(
         The compiled model, as `torch.compile` returns it.
 
     Raises:
-        FusionError: when a call compiles. With `fullgraph`: a graph cannot be compiled; says why. Without:
-            torch would have to run a backward that draws again the random numbers of the forward's kernels.
-            With ``verify=True``: a plan computes something else.
+        FusionError: an unknown mode. When a call compiles, with `fullgraph`: a graph cannot be compiled; says
+            why. Without: torch would have to run a backward that draws again the random numbers of the
+            forward's kernels. With ``verify=True``: a plan computes something else.
         InputValueError: `verify` is neither a truth value nor a share.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
     >>> x = torch.randn(2, 4)
     >>> torch.testing.assert_close(compile(model)(x), model(x))
     """
+    if mode not in ("train", "infer"):
+        raise FusionError("mode= of compile is unknown", expected="'train' or 'infer'", found=repr(mode))
     if model is None:
-        return functools.partial(compile, fullgraph=fullgraph, dynamic=dynamic, verify=verify)
-    options = Options(fullgraph, verify=interval_of(verify, "burnt.compile"))
+        return functools.partial(compile, mode=mode, fullgraph=fullgraph, dynamic=dynamic, verify=verify)
+    options = Options(fullgraph, verify=interval_of(verify, "burnt.compile"), is_inference=mode == "infer")
     return torch.compile(model, backend=_backend(options), fullgraph=fullgraph, dynamic=dynamic)
 
 
@@ -99,6 +115,7 @@ class Options(NamedTuple):
     fullgraph: bool = False
     shown: str | None = None  # `explain`: plan the graphs for this target, and let torch run them
     verify: int | None = None  # the interval of a `Verification`
+    is_inference: bool = False
 
 
 _DEFAULTS = Options()
@@ -113,13 +130,21 @@ def backend(
     graph: torch.fx.GraphModule, examples: Sequence[Any], *, options: Options = _DEFAULTS
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
-    compiler = _Compiler(f"graph{next(_numbers)}", options, _torch.break_reason(graph))
+    table = {**decompositions(), torch.ops.aten.native_dropout.default: _dropout}
+    compiler = _Compiler(f"graph{next(_numbers)}", options, graph)
+    if options.is_inference and not (torch.is_grad_enabled() and _has_gradients(graph, examples)):
+        for op in COMPOSITE:
+            table.pop(op)
     compile_all = _torch.aot_backend(
         compiler,
-        table={**decompositions(), torch.ops.aten.native_dropout.default: _dropout},
+        table,
         draws_again=lambda node: is_random(node) and node.target in LOWERINGS,
     )
     return compile_all(graph, examples)  # type: ignore[no-any-return]
+
+
+def _has_gradients(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
+    return any(isinstance(t, Tensor) and t.requires_grad for t in (*examples, *graph.parameters()))
 
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
@@ -164,27 +189,39 @@ def recorded() -> Iterator[list[Compiled]]:
 class _Compiler:
     """Compiles the forward and the backward of one graph of Dynamo; `name` is that graph's."""
 
-    def __init__(self, name: str, options: Options, break_reason: str | None) -> None:
-        self.name, self.options, self.break_reason = name, options, break_reason
+    def __init__(self, name: str, options: Options, dynamo: torch.fx.GraphModule) -> None:
+        self.name, self.options, self.break_reason = name, options, _torch.break_reason(dynamo)
+        self.static_inputs, self.constants = _torch.static_inputs(dynamo), Constants()
         # Whether torch draws the random numbers that the backward draws again; None if it is not known yet.
         self.torch_draws: bool | None = None
 
     def __call__(self, kind: str, graph: torch.fx.GraphModule, examples: Sequence[Any]) -> _Boxed:
         name = f"{self.name}_{kind}"
-        return (
-            self.by_size(graph, kind, name)
-            if _has_open_sizes(graph)
-            else self.plan_or_leave(graph, kind, name)
-        )
+        if self.options.is_inference and kind == "forward":
+            _warn_of_gradients(name)
+        parameters = _torch.parameters_of(graph, self.static_inputs)
+        compile = self.by_size if _has_open_sizes(graph) else self.plan_or_leave
+        return compile(graph, kind, name, parameters)
 
-    def plan_or_leave(self, graph: torch.fx.GraphModule, kind: str, name: str) -> _Boxed:
-        """Return a function of a list of arguments, which it empties: a plan, or the graph run by torch."""
+    def plan_or_leave(
+        self, graph: torch.fx.GraphModule, kind: str, name: str, parameters: frozenset[int]
+    ) -> _Boxed:
+        """Return a function of a list of arguments, which it empties: a plan, or the graph run by torch.
+
+        `parameters`: which of the arguments are parameters and buffers.
+        """
         compiled = Compiled(name, kind == "backward", self.break_reason)
         has_draws = any(map(_torch.replayed_draw, graph.graph.nodes))
         try:
             if has_draws and self.torch_draws:
                 raise UnsupportedError("torch has drawn the random numbers of its forward")
-            plan = _plan(graph, compiled, shown=self.options.shown, verify=self.options.verify)
+            make = functools.partial(
+                _plan, compiled=compiled, shown=self.options.shown, verify=self.options.verify
+            )
+            if self.options.is_inference and kind == "inference":
+                plan = compile_with_constants(graph, parameters, self.constants, make)
+            else:
+                plan = make(graph)
             self.torch_draws = False if has_draws else self.torch_draws
             return plan
         except CacheError:
@@ -206,7 +243,9 @@ class _Compiler:
             ops = tuple(dict.fromkeys(str(n.target) for n in calls if n.target is not operator.getitem))
             return _run_by_torch(graph, dataclasses.replace(compiled, ops=ops, reason=str(error)))
 
-    def by_size(self, graph: torch.fx.GraphModule, kind: str, name: str) -> _Boxed:
+    def by_size(
+        self, graph: torch.fx.GraphModule, kind: str, name: str, parameters: frozenset[int]
+    ) -> _Boxed:
         """Return a function that makes a plan for the sizes of its arguments, and keeps it."""
         plans: dict[tuple[Any, ...], _Boxed] = {}
         numbers = itertools.count()
@@ -215,7 +254,9 @@ class _Compiler:
             key = tuple((a.shape, a.stride()) if isinstance(a, Tensor) else a for a in arguments)
             if key not in plans:
                 sized = _torch.with_sizes(graph, arguments)
-                plan = self.plan_or_leave(sized, kind, f"{name}_size{next(numbers)}")
+                tensors = [i for i, a in enumerate(arguments) if isinstance(a, Tensor)]
+                remaining = frozenset(n for n, i in enumerate(tensors) if i in parameters)
+                plan = self.plan_or_leave(sized, kind, f"{name}_size{next(numbers)}", remaining)
                 while len(plans) >= _MAX_SIZES:
                     plans.pop(next(iter(plans)))
                 plans[key] = plan
@@ -274,6 +315,15 @@ def _has_open_sizes(graph: torch.fx.GraphModule) -> bool:
     values = [node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder"]
     sizes = [(*v.shape, *v.stride(), v.storage_offset()) if isinstance(v, Tensor) else (v,) for v in values]
     return any(isinstance(size, torch.SymInt) for each in sizes for size in each)
+
+
+def _warn_of_gradients(name: str) -> None:
+    warnings.warn(
+        f'burnt.compile(mode="infer"): the call of {name} needs gradients, and is compiled as by '
+        'mode="train". Call the model under torch.no_grad() or torch.inference_mode()',
+        FusionWarning,
+        stacklevel=2,
+    )
 
 
 def _warn(name: str, error: Exception) -> None:

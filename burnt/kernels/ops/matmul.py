@@ -209,8 +209,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
 # --- candidates on a CPU ----------------------------------------------------------------------------------
 
 
-# Activations fused by oneDNN. relu is not among them: oneDNN's returns 0 for NaN.
-_ONEDNN_EPILOGUES = {
+ONEDNN_EPILOGUES = {  # activations fused by oneDNN. relu is not among them: oneDNN's returns 0 for NaN.
     None: ("none", "none"),
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
@@ -300,9 +299,9 @@ def _linear_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) ->
     rows, shape = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], weight.shape[0])
     if wants_gradient(x, weight, bias):
         return _finish(_OneDnnLinear.apply(rows, weight, bias).view(shape), *end)  # type: ignore[no-untyped-call]
-    epilogue = _ONEDNN_EPILOGUES.get(activation, _ONEDNN_EPILOGUES[None])
+    epilogue = ONEDNN_EPILOGUES.get(activation, ONEDNN_EPILOGUES[None])
     output = _onednn_linear(rows, weight, bias, *epilogue).view(shape)
-    return _finish(output, residual, None if activation in _ONEDNN_EPILOGUES else activation)
+    return _finish(output, residual, None if activation in ONEDNN_EPILOGUES else activation)
 
 
 def _packed_weight(weight: Tensor, rows: int, is_transposed: bool = False) -> Tensor:
@@ -341,10 +340,10 @@ def _is_packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
 def _linear_onednn_packed(x: Tensor, weight: Tensor, bias: Tensor | None, *end: Any) -> Tensor:
     residual, activation = end
     rows = x.reshape(-1, x.shape[-1])
-    epilogue = _ONEDNN_EPILOGUES.get(activation, _ONEDNN_EPILOGUES[None])
+    epilogue = ONEDNN_EPILOGUES.get(activation, ONEDNN_EPILOGUES[None])
     output = _onednn_linear(rows, _packed_weight(weight, rows.shape[0]), bias, *epilogue)
     output = output.view(*x.shape[:-1], weight.shape[0])
-    return _finish(output, residual, None if activation in _ONEDNN_EPILOGUES else activation)
+    return _finish(output, residual, None if activation in ONEDNN_EPILOGUES else activation)
 
 
 def _float32_unsupported_reason(x: Tensor, *rest: Any) -> str | None:

@@ -41,8 +41,7 @@ from burnt.kernels.ops.activation import apply_activation, check_activation
 Sizes = int | Sequence[int]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-# Activations fused by oneDNN. relu is not among them: oneDNN's returns 0 for NaN.
-_EPILOGUES = {
+EPILOGUES = {  # activations fused by oneDNN. relu is not among them: oneDNN's returns 0 for NaN.
     None: ("none", ""),
     "gelu": ("gelu", "none"),
     "gelu_tanh": ("gelu", "tanh"),
@@ -96,8 +95,8 @@ def packed_conv(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     uses_per_element = x.numel() // x.shape[1] // math.prod(stride)
     state = _torch.state_of(weight, uses_per_element), _torch.state_of(scale), str(sizes)
     packed = derive(weight, "conv", state, pack, keep_alive=scale)
-    fused_activation = activation if residual is None and activation in _EPILOGUES else None
-    output = _torch.onednn_conv(x, packed, bias, *sizes, *_EPILOGUES[fused_activation])
+    fused_activation = activation if residual is None and activation in EPILOGUES else None
+    output = _torch.onednn_conv(x, packed, bias, *sizes, *EPILOGUES[fused_activation])
     if residual is not None:
         output = output.add_(residual)
     if activation != fused_activation:
