@@ -155,8 +155,8 @@ _FLOAT_ONLY = frozenset((
 ))  # fmt: skip
 # Ops that torch does not compute for bool.
 _NO_BOOL = frozenset((
-    "max_pool2d_with_indices", "max_pool3d_with_indices", "reflection_pad1d", "reflection_pad2d",
-    "reflection_pad3d",
+    "_softmax", "_log_softmax", "max_pool2d_with_indices", "max_pool3d_with_indices", "reflection_pad1d",
+    "reflection_pad2d", "reflection_pad3d",
 ))  # fmt: skip
 
 

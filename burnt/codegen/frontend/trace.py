@@ -631,6 +631,8 @@ def why_unsupported(traced: Traced, device: torch.device) -> str | None:
     for node in traced.graph.graph.nodes:
         if node.op != "call_function":
             continue
+        if node.target is aten._assert_async.msg:
+            continue  # of one_hot, say; it is called for its error
         if "val" not in node.meta:
             return f"{node.target} returns nothing"
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:

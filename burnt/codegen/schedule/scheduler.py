@@ -366,7 +366,7 @@ class _Scheduler:
             raise UnsupportedError(f"torch's {node.target} would not draw the numbers of a seed again")
         inputs = {n: self.materialize(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
         self.flush_pending()
-        meta = node.meta["val"]
+        meta = node.meta.get("val")
         metas = list(meta) if isinstance(meta, tuple | list) else [meta]
         outputs = [self.new_temporary_like(m) if isinstance(m, torch.Tensor) else None for m in metas]
         self.steps.append(TorchCall(node, inputs, outputs, reason))
