@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json, usage_errors
-from burnt.cli.run_model import named_model, parse_input
+from burnt.cli.run_model import named_call
 from burnt.errors import DeviceError, quantity
 
 _ROUNDS = 25
@@ -28,15 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from burnt.device import accelerators, as_device
     from burnt.swapping import benchmark
 
-    model, batch = named_model(args.target, "the target names no model", with_batch=True)
-    if args.input:
-        batch = tuple(parse_input(text) for text in args.input)
-    if batch is None:
-        raise UsageError(
-            f"there are no inputs for {args.target}",
-            expected="a function that returns (model, batch), or --input for each argument",
-            hint="--input 8x3x224x224, --input 4x256:int64:30000",
-        )
+    model, batch = named_call(args.target, args.input, is_model=True)
     kinds = [train for train in (False, True) if args.step in ("both", ("forward", "training")[train])]
     names = list(args.device) or ["cpu", *accelerators()]
     with usage_errors(DeviceError):

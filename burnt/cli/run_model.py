@@ -90,10 +90,34 @@ def load_model(files: RunFiles, checkpoint: str, target: str | None) -> tuple[Sa
     return loaded
 
 
-def named_model(target: str, problem: str = "--model names no model", *, with_batch: bool = False) -> Any:
+def named_call(target: str, inputs: Sequence[str], *, is_model: bool = False) -> tuple[Any, Any]:
+    """Return the model that ``module:name`` names or builds, and a batch: of `parse_input`, or built with it.
+
+    Unless `is_model`, it may also name a function of tensors, or an op.
+    """
+    model, batch = named_model(target, "the target names no model", with_batch=True, or_function=not is_model)
+    if inputs:
+        batch = tuple(parse_input(text) for text in inputs)
+    if batch is None:
+        raise UsageError(
+            f"there are no inputs for {target}",
+            expected="a function that returns (model, batch), or --input for each argument",
+            hint="--input 8x3x224x224, --input 4x256:int64:30000",
+        )
+    return model, batch
+
+
+def named_model(
+    target: str,
+    problem: str = "--model names no model",
+    *,
+    with_batch: bool = False,
+    or_function: bool = False,
+) -> Any:
     """Return the model that ``module:name`` names, or the one that it builds, or a subclass of `Module`.
 
-    With `with_batch` it is a pair of the model and the batch, or None, that a function returns with it.
+    With `with_batch` it is a pair of the model and the batch, or None, that a function returns with it. With
+    `or_function` a function that takes arguments stands for itself, and an op for its reference.
     """
     from torch import nn
 
@@ -108,6 +132,8 @@ def named_model(target: str, problem: str = "--model names no model", *, with_ba
             with contextlib.suppress(ValueError):  # of a function in C without a signature
                 inspect.signature(value).bind()
         except TypeError as error:
+            if or_function:
+                return getattr(value, "reference", value), None
             raise UsageError(f"{target} needs arguments", expected=expected, found=str(error)) from None
         value = value()
         if with_batch and isinstance(value, tuple) and len(value) == 2:

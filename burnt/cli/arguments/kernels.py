@@ -1,4 +1,4 @@
-"""The arguments of `burnt tune`, `bench` and `info`."""
+"""The arguments of `burnt tune`, `bench`, `explain` and `info`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ examples:
   burnt bench models.py:pair --device cpu --report     a (model, batch) pair
 
 A training step is forward, loss and backward, without the optimizer.
+"""
+
+_EXPLAIN_EXAMPLES = """\
+examples:
+  burnt explain my.ops:norm --input 64x1024 --input 1024
+  burnt explain models.py:bert --input 4x256:int64:30522 --target sm_90,gfx942,metal --html bert.html
+  burnt explain burnt.kernels:softmax --input 64x1024:bfloat16 --target sm_90 --source
+
+Nothing here needs a GPU. Architectures are compiled by Triton: sm_80, sm_90, sm_100, sm_120, gfx90a, gfx942,
+gfx950, gfx1100.
 """
 
 
@@ -52,7 +62,19 @@ def add(burnt: Parser) -> None:
     bench.option("--seconds", "SECONDS", text, real(open=False), 10.0)
     bench.choice("--step", ["both", "forward", "training"], "which steps to measure", "both")
     bench.flag("--report", "also print which modules were swapped, and whole errors")
+
+    text = "show the kernels of a function or model, in several languages and for GPUs that need not be here"
+    explain = burnt.command("explain", text, _EXPLAIN_EXAMPLES, "explain")
+    text = "a function of tensors, a model, or a function that returns a model or (model, inputs)"
+    explain.words("function", "MODULE:NAME", text)
+    explain.repeated("--input", "SHAPE[:DTYPE[:VALUES]]", "a random input tensor")
+    text = "what to show next to C: metal, triton, or architectures"
+    explain.option("--target", "NAME,...", text, default="triton,metal")
+    explain.flag("--backward", "also the gradients of the inputs; of a model they are shown anyway")
+    explain.option("--html", "FILE", "write a page with the sources side by side")
+    explain.flag("--source", "print the sources, too")
+
     text = "show versions, CPU, GPUs and missing packages"
     info = burnt.command("info", text, "example: burnt info --json", "info")
-    for command in (run, show, bench, info):
+    for command in (run, show, bench, explain, info):
         command.json()
