@@ -360,20 +360,14 @@ def interpret(
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
             if draw is not None and is_random(node):
-                own_seed = env.get(node.meta.get("seed"))
-                env[node] = draw(node, args, kwargs, own_seed)
+                env[node] = draw(node, args, kwargs, env.get(node.meta.get("seed")))
             else:
                 env[node] = node.target(*args, **kwargs)
     return [argument(value) for value in nodes[-1].args[0]]
 
 
 def redraw(
-    forward: CompiledPlan,
-    seed: Tensor | None,
-    node: torch.fx.Node,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    own_seed: Tensor | None = None,
+    forward: CompiledPlan, seed: Any, node: torch.fx.Node, args: Any, kwargs: Any, own_seed: Tensor | None
 ) -> Any:
     """Repeat a random op with the forward's numbers, by a plan of that op; dropout is differentiable."""
     seed = seed if own_seed is None else own_seed

@@ -166,7 +166,9 @@ class Function(InlinedWhenTraced):
         always_generate: bool = False,
         verify: bool | float = False,
     ) -> None:
-        self.verify, self._interval = verify, interval_of(verify, "burnt.fuse")
+        self._interval = interval_of(verify, "burnt.fuse")
+        self._options: dict[str, Any] = {"single": single, "target": target, "verify": verify}
+        self._options["always_generate"] = always_generate
         if not callable(fn):
             raise DefinitionError(
                 "the object to fuse is not callable",
@@ -224,15 +226,13 @@ class Function(InlinedWhenTraced):
 
     def _derive(self, fn: Callable[..., Any]) -> Function:
         """Return a function with the same options, which reports a reason once for both."""
-        options = {"target": self.target, "always_generate": self.always_generate, "verify": self.verify}
-        function = Function(fn, single=self.single, **options)
+        function = Function(fn, **self._options)
         function.name, function._reported = self.name, self._reported
         return function
 
     def rebuild_arguments(self) -> tuple[Any, ...]:
         """Return what `pickle` and `copy` make another function of, which builds its plans anew."""
-        options = self.fn, self.single, self.target, self.always_generate
-        return _rebuild, (*options, self._reported is not None, self.verify)
+        return _rebuild, (self.fn, self._options, self._reported is not None)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function: run the compiled plan for these arguments, or the eager function."""
@@ -699,15 +699,8 @@ class Function(InlinedWhenTraced):
         return None
 
 
-def _rebuild(
-    fn: Callable[..., Any],
-    single: bool,
-    target: Target | None,
-    always_generate: bool,
-    reports: bool,
-    verify: bool | float = False,
-) -> Function:
-    function = Function(fn, single=single, target=target, always_generate=always_generate, verify=verify)
+def _rebuild(fn: Callable[..., Any], options: dict[str, Any], reports: bool) -> Function:
+    function = Function(fn, **options)
     function._reported = set() if reports else None
     return function
 

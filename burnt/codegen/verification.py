@@ -139,7 +139,7 @@ def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verific
     def exact(given: Sequence[Any]) -> list[Any] | None:
         try:
             with _InFloat64():
-                return reference(*_in_float64(given), draw=_redraw_in_float64)
+                return reference(*in_float64(given), draw=_redraw_in_float64)
         except (RuntimeError, TypeError, NotImplementedError):  # an op that has no float64
             return None
 
@@ -158,10 +158,9 @@ def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verific
             ours = [*results[:count], *(given[i] for i in plan.mutated)]
             found = compare(ours, theirs, right)
         kind = "changed argument" if found.index >= count else f"result {found.index}"
-        what = [
-            f"{str(t.dtype)[6:]} {list(t.shape)}" for t in theirs[found.index :][:1] if isinstance(t, Tensor)
-        ]
-        verification.report(found.error, ", ".join([kind, *names[found.index :][:1], *what]), found.fault)
+        of = theirs[found.index] if theirs else None
+        what = f", {names[found.index]}, {of.dtype} {list(of.shape)}" if isinstance(of, Tensor) else ""
+        verification.report(found.error, kind + what, found.fault)
         return results
 
     return call
@@ -171,24 +170,24 @@ class _InFloat64(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes in float64 whatever floating-point dtype is asked for."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map(_wide_dtype, (args, kwargs or {}))
-        return _in_float64(func(*args, **kwargs))
+        args, kwargs = in_float64((args, kwargs or {}))
+        return in_float64(func(*args, **kwargs))
 
 
-def _wide_dtype(value: Any) -> Any:
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+def in_float64(values: Any) -> Any:
+    """Return nested values with float64 in place of other floating-point tensors and dtypes."""
 
-
-def _in_float64(values: Any) -> Any:
     def wide(value: Any) -> Any:
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        if isinstance(value, Tensor):
+            return value.double() if value.is_floating_point() else value
+        return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
     return pytree.tree_map(wide, values)
 
 
 def _redraw_in_float64(*arguments: Any) -> Any:
     with _disable_current_modes():  # a kernel writes the dtype that it was generated for
-        return _in_float64(redraw(*arguments))
+        return in_float64(redraw(*arguments))
 
 
 def compare(ours: Sequence[Any], theirs: Sequence[Any], exact: Sequence[Any] | None) -> Difference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt._torch import without_autocast
+from burnt.codegen.verification import Verification, compare, in_float64, interval_of
 from burnt.errors import ConfigError, QuantError, quantity
 from burnt.nn.quantized import (
     Folded,
@@ -170,6 +173,7 @@ def quantize(
     bound: float = 0.02,
     forward: Callable[[Any, Any], Any] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    verify: bool | float = False,
 ) -> QuantReport:
     """Quantize the Linear, Conv and Embedding layers of any torch module, in place.
 
@@ -197,6 +201,8 @@ def quantize(
         bound: the limit for ``"auto"``: the norm of a layer's output error, relative to its output's norm.
         forward: ``forward(model, batch)``, for batches that do not fit ``model(batch)``.
         progress: called with what is done, and how much of how much; the last is 0 if unknown.
+        verify: the share of each layer's calls, such as ``1/1000``, that are compared with the dequantized
+            layer's, as in `burnt.compile`. Where inputs are quantized, that is a part of the errors.
 
     Returns:
         a report of every layer with parameters: what it became, bytes and errors, or why it was skipped.
@@ -217,6 +223,7 @@ def quantize(
       Linear: skip='2'  (2)
     """
     check_model(model, "burnt.quantize")
+    interval = interval_of(verify, "burnt.quantize")
     chosen = scheme if scheme == "auto" else QuantScheme.parse(scheme)
     if weights is not None:
         check_method("weights", weights, METHODS)
@@ -263,6 +270,9 @@ def quantize(
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
     notes += _fast_path_notes([site for site in sites if site.new is not None])
     _commit(model, sites, smoothings, list(folded))
+    for site in sites if interval is not None else ():
+        if site.new is not None:
+            site.new.register_forward_hook(functools.partial(_verify, Verification(site.path, interval)))
     ordered = sorted(layers, key=lambda path: order.get(path, 0))
     return QuantReport(tuple(layers[path] for path in ordered), tuple(notes))
 
@@ -453,6 +463,19 @@ def _unknown_errors(sites: Sequence[Site]) -> list[str]:
         return []
     named = first_of(unknown)
     return [f"output error unknown: {named}: not called in calibration, or with NaN or infinite values"]
+
+
+def _verify(verification: Verification, layer: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Compare a call of a quantized layer with the layer of the dequantized weight."""
+    if torch.compiler.is_compiling() or not verification.is_due():
+        return
+    with torch.no_grad():
+        same = copy.deepcopy(layer.restore())
+        theirs = same(*inputs)
+        with without_autocast():
+            found = compare([output], [theirs], [same.double()(*in_float64(inputs))])
+    is_same = layer.scheme.activations is None
+    verification.report(found.error, type(layer).__name__, found.fault if is_same else None)
 
 
 def _commit(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from burnt.codegen.verification import compare as compare_results
 from burnt.swapping.api import as_arguments, swap
 from burnt.swapping.first_call import loss_or_output
 from burnt.swapping.measure import Call
@@ -92,7 +93,7 @@ def compare(
     args, kwargs = as_arguments(batch)
     if not train:
         theirs, ours = (Call(models[name], args, kwargs, train).forward() for name in ("eager", "swapped"))
-        comparison.error = _difference(ours, theirs)
+        comparison.error = compare_results(ours, theirs, None).error
     for name in _BACKENDS.keys() & set(rivals):
         models[name] = torch.compile(copied().train(train), backend=_BACKENDS[name])
     for name, patch in patches.items():
@@ -136,12 +137,6 @@ def compare(
 def _ratio_of_medians(rounds: Sequence[tuple[float, float]]) -> float:
     others, own = zip(*rounds, strict=True)
     return float(statistics.median(others) / statistics.median(own))
-
-
-def _difference(swapped: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | None:
-    pairs = [(a, b) for a, b in zip(swapped, theirs, strict=True) if b.is_floating_point() and b.numel()]
-    largest = max((float(b.abs().max()) for _, b in pairs), default=0.0) or 1.0
-    return max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0) / largest
 
 
 def _reason(error: Exception) -> str:

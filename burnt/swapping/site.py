@@ -52,8 +52,7 @@ class SwapPlan:
     inputs: str = ""
     context: dict[str, str] = field(default_factory=dict)
     at: float = 0.0
-    interval: int | None = None
-    """Of the verifications of each swapped site."""
+    interval: int | None = None  # of the verifications of each swapped site
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     """Spent on measuring sites."""

@@ -90,10 +90,11 @@ class Learner:
             step = model_step(model, "training_step")
             if validation_step is None and callable(getattr(model, "validation_step", None)):
                 validation_step = model_step(model, "validation_step")
-        if compile is not False and is_compiled(model := compiled_in_place(model)):
-            raise _not_compilable("it is compiled already", "leave out compile=, or torch.compile")
+        model = compiled_in_place(model)
         self.compile = compile if isinstance(compile, bool) else dict(compile)
-        self.model = self.compiled(compiled_in_place(model))
+        if self.compile is not False:
+            _check_compilable(model)
+        self.model = self.compiled(model)
         self.optimizer = optimizer
         self.step = step
         if validation_step is None:
@@ -105,13 +106,6 @@ class Learner:
         """Return the model compiled in place as `compile` says, unless it is already; copies are not."""
         if self.compile is False or is_compiled(model):
             return model
-        from burnt.swapping.site import site_of
-
-        if any(site_of(module) is not None for module in model.modules()):
-            raise _not_compilable(
-                "burnt.swap has replaced modules, which compilers see as the originals",
-                "one of them: burnt.unswap(model), or leave out compile=",
-            )
         from burnt.fusion.backend import compile
 
         return compiled_in_place(compile(model, **({} if self.compile is True else self.compile)))
@@ -125,14 +119,17 @@ class Learner:
         return ", ".join(f"{name}: {stable_text(schedule)}" for name, schedule in schedules)
 
 
-def _not_compilable(found: str, hint: str) -> DefinitionError:
-    return DefinitionError(
-        "the Learner cannot compile its model",
-        where="compile",
-        expected="a model as it was built",
-        found=found,
-        hint=hint,
-    )
+def _check_compilable(model: torch.nn.Module) -> None:
+    from burnt.swapping.site import site_of
+
+    found, hint = "it is compiled already", "leave out compile=, or torch.compile"
+    if any(site_of(module) is not None for module in model.modules()):
+        found = "burnt.swap has replaced modules, which compilers see as the originals"
+        hint = "one of them: burnt.unswap(model), or leave out compile="
+    elif not is_compiled(model):
+        return
+    what = "the Learner cannot compile its model"
+    raise DefinitionError(what, where="compile", expected="a model as it was built", found=found, hint=hint)
 
 
 def _refuse_layers_of_classes(model: torch.nn.Module) -> None:

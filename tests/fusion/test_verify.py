@@ -72,7 +72,7 @@ def test_a_broken_lowering_is_reported(tanh_is_sin):
     model = burnt.compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), verify=True)
     with pytest.raises(FusionError, match=rf"graph\d+_inference {BROKEN}") as error, torch.no_grad():
         model(torch.randn(3, 4))
-    assert "result 0, tanh, float32 [3, 4]" in str(error.value)
+    assert "result 0, tanh, torch.float32 [3, 4]" in str(error.value)
     assert re.search(r"off by \S+ of the largest number, where \S+ is allowed", str(error.value))
     with torch.no_grad():
         model(torch.randn(3, 4))  # only new plans are compared
