@@ -29,6 +29,11 @@ _SUBVIEW_OPS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops
 VIEW_OPS = (*RESHAPE_OPS, *PERMUTE_OPS, *_SUBVIEW_OPS)
 ALIAS_OPS = torch.ops.aten.alias.default, torch.ops.aten.detach.default
 
+_EXPENSIVE_OPS = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("sin", "cos", "tan", "tanh", "exp", "expm1", "log", "log1p", "erf", "sigmoid")
+)
+_SMALL_RATIO, _MIN_ELEMENTS = 8, 1 << 15  # values that so many more elements read, of so large tensors
 _MIN_BYTES = 1 << 14  # loading less again takes no time
 
 
@@ -120,6 +125,34 @@ def recomputed_values(segments: Segments) -> Iterator[Node]:
             yield node
 
 
+def broadcast_values(segments: Segments) -> Iterator[Node]:
+    """Small values with an expensive op that large ones read, such as a rotation's sines: computed once."""
+    expensive: dict[Node, int] = {}  # with their number of elements
+    reduced: set[Node] = set()  # what a norm computes of its statistics stays in its kernel
+    for node in segments.nodes:
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, torch.Tensor) or node in segments.calls:
+            continue
+        read = [known for known in node.all_input_nodes if known in expensive]
+        for known in read:
+            base = skip_reshapes(known, VIEW_OPS)
+            if max(_MIN_ELEMENTS, _SMALL_RATIO * expensive[known]) <= value.numel() and segments.may_store(
+                base
+            ):
+                yield base
+                read.remove(known)
+        if _reduces(node) or not reduced.isdisjoint(node.all_input_nodes):
+            reduced.add(node)
+        elif read or node.target in _EXPENSIVE_OPS:
+            expensive[node] = value.numel()
+
+
+def _reduces(node: Node) -> bool:
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    sizes = [v.numel() for v in values if isinstance(v, torch.Tensor)]
+    return max(sizes) > sizes[0]
+
+
 def _num_bytes(node: Node) -> int:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
@@ -132,6 +165,7 @@ RULES: tuple[Callable[[Segments], Iterable[Node]], ...] = (
     operands_of_calls,
     results_of_segments,
     recomputed_values,
+    broadcast_values,
 )
 
 

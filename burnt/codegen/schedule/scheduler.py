@@ -189,7 +189,14 @@ class _Scheduler:
 
     def load_buffer(self, buffer: Buffer) -> Value:
         """Return a value whose elements are loads from a buffer."""
-        value = Value(buffer.shape, buffer.dtype, lambda index: load(buffer, buffer.at(index)))
+
+        def at(index: Index) -> Expr:
+            offset = buffer.at(index)  # of a reshaped view: quotients and remainders, which often cancel
+            return load(
+                buffer, merge_splits(offset, {}) if offset.terms.keys() - offset.variables() else offset
+            )
+
+        value = Value(buffer.shape, buffer.dtype, at)
         self.in_memory[id(value)] = (value, buffer)
         return value
 

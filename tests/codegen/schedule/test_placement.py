@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from burnt.codegen import fuse
 from burnt.codegen.frontend.trace import trace
-from burnt.codegen.ir import Kernel
+from burnt.codegen.ir import Kernel, walk
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule import placement
@@ -153,6 +153,26 @@ def test_results_that_are_views_of_an_operand_are_not_copied() -> None:
 
     plan = plan_of(fn, randn(4, 16, D), randn(D, D))
     assert stored_bytes(plan) == 4 * 64 * D
+
+
+def test_sines_that_many_elements_read_are_computed_once() -> None:
+    def fn(x: Tensor, angles: Tensor, matrix: Tensor) -> Tensor:
+        return (x @ matrix) * torch.cos(angles)[:, None] @ matrix
+
+    first, second = kernels(plan_of(fn, randn(16, 32, D), randn(16, D), randn(D, D)))
+    assert [b.shape for b in first.buffers_written] == [(16, D)]
+    assert "cos" not in {e.op for e in walk(second.exprs)}
+    # A norm's statistics are small, too, and stay in the kernel of their rows.
+    (kernel,) = kernels(plan_of(lambda x, m: torch.log_softmax(x, -1) @ m, randn(512, D), randn(D, D)))
+    assert [b.shape for b in kernel.buffers_written if b.role != "local"] == [(512, D)]
+
+
+def test_offsets_of_reshaped_views_are_strides() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return x.permute(2, 0, 1, 3).reshape(16, 2, 64).contiguous()
+
+    (kernel,) = kernels(plan_of(fn, randn(2, 16, 4, 16).transpose(1, 2)))
+    assert not any(offset.terms.keys() - offset.variables() for offset in kernel.indices)
 
 
 def test_gradients_with_library_calls() -> None:
