@@ -21,7 +21,7 @@ from burnt.codegen.printing import MACHINE, Step, explain_step, measure
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Target
-from burnt.codegen.runtime.targets import TARGETS, find_target
+from burnt.codegen.runtime.targets import TARGETS
 from burnt.codegen.runtime.triton_backend import ARCHITECTURES, TRITON
 from burnt.errors import ConfigError, UnsupportedError, quantity
 
@@ -127,25 +127,7 @@ def _table(steps: Sequence[tuple[Step, int]]) -> list[str]:
 def explain(
     fn: Callable[..., Any], *args: Any, timed: bool = True, target: str | None = None, **kwargs: Any
 ) -> Explanation:
-    """Explain what a function runs for these arguments: kernels, ops, bytes, times, and why each is separate.
-
-    Args:
-        fn: a function returned by `fuse`, or a plain function, which is fused first.
-        args: its positional arguments. The function is called with them, and if a tensor requires a gradient,
-            so is its backward.
-        timed: measure every step, for 0.2 seconds in total.
-        target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as generated for such a device. Neither
-            the device nor a compiler for it is needed, and nothing runs. For an architecture, such as
-            ``"sm_90"`` or ``"gfx942"``, Triton compiles them: with assembly, registers and spills.
-        kwargs: its keyword arguments.
-
-    Returns:
-        an `Explanation`, which prints as a table.
-
-    Raises:
-        ConfigError: there is no such target.
-        UnsupportedError: there is no Triton to compile for an architecture.
-        CompileError: a kernel does not compile for it.
+    """Explain what a function runs for these arguments, as `burnt.explain` does, but of functions only.
 
     >>> import torch
     >>> from burnt.codegen import explain
@@ -167,17 +149,23 @@ def explain(
     numbers = [args[i] for i in entry.forward.plan.number_positions]
     backward = None
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        leaves: list[Any] = []
-        flatten(function(*args), leaves)
-        results = [r for r in leaves if isinstance(r, Tensor) and r.requires_grad]
-        inputs = [t for t in tensors if t.requires_grad]
-        torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
+        differentiate(function(*args), tensors)
         plan = entry.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))
         if plan is not None:
             backward = explain_plan(plan.plan, measure(plan.plan) if timed else None)
     with torch.no_grad():
         seconds = entry.forward.time_steps(tensors, numbers) if timed else None
     return dataclasses.replace(explain_plan(entry.forward, seconds), backward=backward)
+
+
+def differentiate(result: Any, tensors: Sequence[Tensor]) -> None:
+    """Run the backward of what a call returned, with gradients of ones."""
+    leaves: list[Any] = []
+    flatten(result, leaves)
+    results = [r for r in leaves if isinstance(r, Tensor) and r.requires_grad]
+    inputs = [t for t in tensors if t.requires_grad]
+    if results and inputs:
+        torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
 
 
 def _eager_steps(entry: CacheEntry) -> tuple[Step, ...]:
@@ -197,15 +185,13 @@ def source_only(name: str) -> Target:
         ConfigError: there is no such target.
         UnsupportedError: there is no Triton to compile for an architecture.
     """
-    if name not in ARCHITECTURES:
-        try:
-            target = find_target(name)
-        except ConfigError as error:
-            error.expected = ", ".join([*TARGETS, *ARCHITECTURES])
-            raise
-    elif (reason := TRITON.why_unavailable()) is not None:
-        raise UnsupportedError(f"no kernels can be compiled for {name}", found=reason)
-    else:
+    if name not in (*TARGETS, *ARCHITECTURES):
+        known = ", ".join([*TARGETS, *ARCHITECTURES])
+        raise ConfigError(f"there is no target {name!r}", expected=known, found=name)
+    target = TARGETS.get(name)
+    if target is None:
+        if (reason := TRITON.why_unavailable()) is not None:
+            raise UnsupportedError(f"no kernels can be compiled for {name}", found=reason)
         target = dataclasses.replace(TRITON, name=name, show=functools.partial(_show_for, name))
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], positions: Sequence[int]) -> BuiltKernels:
@@ -242,16 +228,12 @@ def explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Exp
         dataclasses.replace(explain_step(step, compiled.plan), seconds=s)
         for step, s in zip(compiled.plan.steps, times, strict=True)
     )
-    assembly: dict[str, str] = {}
+    codes: dict[str, Any] = {}
     if compiled.target.name in ARCHITECTURES:
-        from burnt.codegen.runtime.triton_ahead import compile_kernels
+        from burnt.codegen.runtime.triton_ahead import compile_kernel
 
-        codes = {k.name: c for k, c in compile_kernels(compiled.kernels, compiled.target.name).items()}
-        assembly = {name: "\n".join(function.assembly for function in code) for name, code in codes.items()}
-        most = {
-            name: {field: max(getattr(f, field) for f in code) for field in MACHINE}
-            for name, code in codes.items()
-        }
-        steps = tuple(dataclasses.replace(step, **most.get(step.name, {})) for step in steps)
+        codes = {kernel.name: compile_kernel(kernel, compiled.target.name) for kernel in compiled.kernels}
+        needs = {name: {field: getattr(code, field) for field in MACHINE} for name, code in codes.items()}
+        steps = tuple(dataclasses.replace(step, **needs.get(step.name, {})) for step in steps)
     texts = {kernel.name: text for kernel, text in compiled.texts.items()}
-    return Explanation(steps, None, texts, assembly=assembly)
+    return Explanation(steps, None, texts, assembly={name: code.assembly for name, code in codes.items()})

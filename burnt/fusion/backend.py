@@ -282,7 +282,8 @@ def _plan(
     if isinstance(target, str):
         raise UnsupportedError(target)
     traced = traced_of(graph, device)
-    run_passes(traced.graph.graph)
+    if shown in (None, "c"):  # the passes choose among libraries of the CPU
+        run_passes(traced.graph.graph)
     with PLANNING_LOCK, torch.no_grad():
         computed = traced.without_aliases()
         captured = [getattr(computed.graph, attribute).to(device) for attribute in computed.captured]

@@ -69,12 +69,7 @@ def explain(
     own = [*owner.parameters(), *owner.buffers()] if isinstance(owner, nn.Module) else []
     tensors = list({id(t): t for t in (*own, *given) if isinstance(t, Tensor)}.values())
     with recorded() as graphs, _preserved(tensors):
-        leaves: list[Any] = []
-        flatten(call(*args, **kwargs), leaves)
-        results = [r for r in leaves if isinstance(r, Tensor) and r.requires_grad]
-        inputs = [t for t in tensors if t.requires_grad]
-        if results and inputs:
-            torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
+        explanation.differentiate(call(*args, **kwargs), tensors)
     graphs = list(dict.fromkeys(graphs))
     if not graphs:
         raise UnsupportedError(

@@ -82,6 +82,7 @@ def test_a_page_has_figures_and_sources_and_needs_nothing_else(capsys, code):
     assert "\n\t.loc" not in page
 
 
+@pytest.mark.full
 def test_equal_kernels_of_a_model_are_shown_once(capsys, code):
     printed(capsys, "explain", "my.py:model", "--target", "c", "--html", "page.html")
     page = (code / "page.html").read_text()

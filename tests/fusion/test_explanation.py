@@ -89,7 +89,6 @@ def test_the_model_is_as_before():
     for name, values in model.state_dict().items():
         assert torch.equal(values, before[name]), name
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert burnt.explain(model.eval(), x).steps != ()
 
 
 def test_arguments_that_are_changed_in_place_are_put_back():
@@ -107,7 +106,7 @@ def test_there_is_no_backward_without_gradients():
         assert burnt.explain(Net(), torch.randn(6, 4), timed=False).backward is None
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, between two graphs
+@torch.no_grad()
 def test_graph_breaks_say_where_and_why():
     found = burnt.explain(Split(), torch.randn(6, 4), timed=False)
     (reason,) = found.graph_breaks
@@ -117,6 +116,7 @@ def test_graph_breaks_say_where_and_why():
     assert str(found).endswith(f"where Dynamo split the model\n  {reason}")
 
 
+@pytest.mark.full
 def test_a_branch_on_values_is_named():
     @burnt.compile
     def relu_or_sin(x: Tensor) -> Tensor:
@@ -157,6 +157,7 @@ def test_a_target_that_does_not_exist_is_refused():
         burnt.explain(Net(), torch.randn(6, 4), target="cuda")
 
 
+@pytest.mark.full
 def test_what_another_compiler_compiled_is_refused():
     with pytest.raises(
         UnsupportedError, match=r"no graph that burnt compiled ran(.|\n)*burnt.compile\(model\)"
@@ -164,6 +165,7 @@ def test_what_another_compiler_compiled_is_refused():
         burnt.explain(torch.compile(Net(), backend="eager"), torch.randn(6, 4))
 
 
+@pytest.mark.full
 def test_a_model_that_was_compiled_in_place_is_explained():
     model = Net()
     model.compile(backend="burnt")

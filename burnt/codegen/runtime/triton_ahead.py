@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Expr, Kernel
@@ -22,8 +21,7 @@ from burnt.codegen.runtime.triton_compile_pool import CompileOnlyDriver, Job, co
 from burnt.errors import CompileError
 
 
-@dataclasses.dataclass(frozen=True)
-class MachineCode:
+class MachineCode(NamedTuple):
     """A function compiled for an architecture."""
 
     name: str
@@ -53,16 +51,11 @@ def printed_for(kernel: Kernel, architecture: str) -> TritonSource:
     return print_kernel(kernel, select_config(structure_of(kernel), ARCHITECTURES[architecture].limits))
 
 
-def compile_kernels(kernels: Sequence[Kernel], architecture: str) -> dict[Kernel, list[MachineCode]]:
-    """Compile the functions of scheduled kernels; those that differ in name only are compiled once.
+def compile_kernel(kernel: Kernel, architecture: str) -> MachineCode:
+    """Compile a scheduled kernel: the assembly of its functions, and the most that one of them needs.
 
-    Raises:
-        CompileError: a kernel does not compile.
+    Kernels that differ in name only are compiled once.
     """
-    return {kernel: _compile_kernel(kernel, architecture) for kernel in kernels}
-
-
-def _compile_kernel(kernel: Kernel, architecture: str) -> list[MachineCode]:
     with PLANNING_LOCK:
         Expr.restore_interned(kernel.exprs)
         printed = printed_for(kernel, architecture)
@@ -71,19 +64,11 @@ def _compile_kernel(kernel: Kernel, architecture: str) -> list[MachineCode]:
     try:
         found = [_compile_once(job, architecture) for job in jobs]
     except Exception as error:  # of any kind: Triton raises its own
-        raise CompileError(
-            "a kernel does not compile",
-            where=f"{kernel.name}, for {architecture}",
-            found=f"{type(error).__name__}: {error}",
-        ) from error
-    return [
-        dataclasses.replace(
-            code,
-            name=code.name.replace("kernel", kernel.name),
-            assembly=re.sub(r"\bkernel(?=\b|_)", kernel.name, code.assembly),
-        )
-        for code in found
-    ]
+        where, what = f"{kernel.name}, for {architecture}", f"{type(error).__name__}: {error}"
+        raise CompileError("a kernel does not compile", where=where, found=what) from error
+    assembly = re.sub(r"\bkernel(?=\b|_)", kernel.name, "\n".join(code.assembly for code in found))
+    registers, spilled, shared = map(max, zip(*[c[2:5] for c in found], strict=True))
+    return MachineCode(kernel.name, assembly, registers, spilled, shared)
 
 
 @functools.lru_cache(1024)
@@ -95,24 +80,19 @@ def _compile_once(job: str, architecture: str) -> MachineCode:
 
 def measured(compiled: Any, name: str, architecture: str) -> MachineCode:
     """Return the assembly of a kernel that Triton compiled, and what it needs."""
-    language = ARCHITECTURES[architecture].assembly
-    assembly, shared = compiled.asm[language], compiled.metadata.shared
-    if language == "ptx":
-        usage = _resource_usage(compiled.asm["cubin"])
-        spilled = usage["STACK"] + usage["LOCAL"]
-        return MachineCode(name, assembly, usage["REG"], spilled, shared, compiled.asm["cubin"])
-    fields = {key: int(value) for key, value in re.findall(r"\.(vgpr\w*_count):\s+(\d+)", assembly)}
-    return MachineCode(name, assembly, fields["vgpr_count"], 4 * fields["vgpr_spill_count"], shared)
-
-
-def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """Return what the tool in Triton's wheel says of a file of machine code."""
     import triton
 
+    language = ARCHITECTURES[architecture].assembly
+    assembly, shared = compiled.asm[language], compiled.metadata.shared
+    if language == "amdgcn":
+        fields = {key: int(value) for key, value in re.findall(r"\.(vgpr\w*_count):\s+(\d+)", assembly)}
+        return MachineCode(name, assembly, fields["vgpr_count"], 4 * fields["vgpr_spill_count"], shared)
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+        file.write(compiled.asm["cubin"])
         file.flush()
-        command = [tool, "-res-usage", file.name]
+        command = [str(tool), "-res-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    usage = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    spilled = usage["STACK"] + usage["LOCAL"]
+    return MachineCode(name, assembly, usage["REG"], spilled, shared, compiled.asm["cubin"])

@@ -140,4 +140,4 @@ def measured(kernel: Any, name: str, target: str, folder: Path) -> Compiled:
     if found.cubin is not None:
         file = folder / f"{name}.cubin"
         file.write_bytes(found.cubin)
-    return Compiled(**{**vars(found), "cubin": file})
+    return Compiled(**{**found._asdict(), "cubin": file})
