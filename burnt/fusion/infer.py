@@ -254,7 +254,11 @@ class _Rewriter:
             return
         weight, bias, last = self.with_norm(node, weight, bias)
         image, sizes = x.meta["val"], (padding, stride, dilation, groups)
-        if self.may_restride and image.dim() == 4 and _is_onednn(image, weight.meta["val"]):
+        kernel = weight.meta["val"].shape[2:]
+        if image.shape[2:].numel() == kernel.numel() == 1 and groups == 1 and not any(padding):
+            with self.graph.inserting_before(last):
+                new = self.pixel_by_product(x, weight, bias, node.meta["val"].shape)
+        elif self.may_restride and image.dim() == 4 and _is_onednn(image, weight.meta["val"]):
             activation, last = self.with_activation(last, CONV_EPILOGUES)
             with self.graph.inserting_before(last):
                 packed = self.add(
@@ -267,6 +271,18 @@ class _Rewriter:
             with self.graph.inserting_before(last):
                 new = self.add(node.target, x, weight, bias, *node.args[3:])
         self.replace(last, new)
+
+    def pixel_by_product(self, x: _Node, weight: _Node, bias: _Node | None, shape: Sequence[int]) -> _Node:
+        """Convolve images of one pixel as by a linear layer: a convolution costs more than it computes."""
+        rows, value = x.meta["val"].flatten(1), weight.meta["val"].flatten(1)
+        matrix = self.add(aten.view.default, weight, list(value.shape), like=value)
+        arguments = [
+            self.add(aten.reshape.default, x, list(rows.shape)),
+            self.add(aten.t.default, matrix, like=value.t()),
+        ]
+        op = aten.mm.default if bias is None else aten.addmm.default
+        product = self.add(op, *([] if bias is None else [bias]), *arguments)
+        return self.add(aten.reshape.default, product, list(shape))
 
     def rewrite_linear(self, node: _Node) -> None:
         *biases, x, weight = node.args
@@ -282,6 +298,8 @@ class _Rewriter:
                 packed = self.add(_packed_linear, weight, like=weight.meta["val"].t(), size=len(rows))
                 new = self.add(_LINEAR, x, packed, bias, activation[0], [], activation[1])
         elif last is node:
+            if weight.target in VIEW_OPS:  # the view is made once, too
+                self.folded.add(weight)
             return
         else:
             with self.graph.inserting_before(last):

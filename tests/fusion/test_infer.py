@@ -84,13 +84,16 @@ class Images(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.Hardswish())
         self.depthwise = nn.Sequential(nn.Conv2d(8, 8, 3, 1, 1, groups=8), nn.BatchNorm2d(8), nn.ReLU())
         self.wide = nn.Sequential(nn.Conv2d(8, 16, 1), nn.SiLU(), nn.Conv2d(16, 8, 3, 1, "same"), nn.GELU())
+        self.pixel = nn.Sequential(
+            nn.Conv2d(8, 4, 1), nn.SiLU(), nn.Conv2d(4, 8, 1, bias=False), nn.Sigmoid()
+        )
         self.norm = nn.BatchNorm2d(8)
         self.up = nn.Sequential(nn.ConvTranspose2d(8, 4, 2, 2), nn.BatchNorm2d(4))
         self.head = nn.Sequential(nn.Linear(4 * 100, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Linear(16, 5))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         x = self.stem(x)
-        x = self.norm(x + self.depthwise(x) + self.wide(x))
+        x = self.norm(x * self.pixel(x.mean((2, 3), keepdim=True)) + self.depthwise(x) + self.wide(x))
         return x, self.head(self.up(x).flatten(1))
 
 
@@ -122,6 +125,7 @@ def test_batch_norms_are_folded_and_weights_packed(rests: list[torch.fx.GraphMod
     assert calls.count("mkldnn._convolution_pointwise.default") == 4 * (
         torch.float32 in burnt.device.processor().onednn
     )
+    assert calls.count("aten.addmm.default") + calls.count("aten.mm.default") == 4  # two of one pixel
     assert not any("sqrt" in call for call in calls)
     assert sum("_convolution_pointwise" in c or "convolution.default" in c for c in calls) == 5
 
