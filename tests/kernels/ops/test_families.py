@@ -598,6 +598,7 @@ COMPARED_ELSEWHERE = {
 }
 
 
+@pytest.mark.sample(24)
 @pytest.mark.parametrize("name", mark_full_except_sample(CASES, set(ONE_OF_EACH) - COMPARED_ELSEWHERE))
 def test_each_candidate_in_float32(name: str) -> None:
     check_against_float64(name, torch.float32)

@@ -18,7 +18,7 @@ from tests.train.ranks import programs
 SHARDED = [f"{name}-fsdp" for name in programs.SHARDED]
 NOT_FINITE = ["nan skip", "nan stop", "nan raise"]
 FAST = {
-    2: ["resumed", "resumed-fsdp", "gan norm", "nan skip", "small buckets"],
+    2: ["resumed", "resumed-fsdp", "nan skip"],
     3: ["uneven"],
 }
 FILE = Path(programs.__file__)

@@ -281,6 +281,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.sample(keep=("adamw",))
 @pytest.mark.parametrize("kind", TRAINED)
 def test_an_optimizer_whose_tensors_change(triton, kind):
     """What an optimizer found out in a step is used in the next for the same tensors only."""

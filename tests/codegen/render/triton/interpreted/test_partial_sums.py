@@ -57,12 +57,14 @@ def arguments(name: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [torch.randn(shape, generator=source).to(dtype) for shape in CASES[name][1]]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     agree(name, CASES[name][0], arguments(name, dtype), TRITON)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [name for name in CASES if name != "shifted"])
 def test_no_tensor_is_read_for_the_sums_alone(name: str) -> None:
     args = [a.requires_grad_() for a in arguments(name)]
@@ -79,6 +81,7 @@ def test_no_tensor_is_read_for_the_sums_alone(name: str) -> None:
         assert read == {"t"}  # partial sums only
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text", ["1x64 w4", "16x128 w4", "64x16 w1 c2"])
 def test_block_sizes(text: str) -> None:
     """Tiles of one row and of several; a tile always holds whole rows, and a chunk is not shared."""
