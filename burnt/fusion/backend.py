@@ -36,6 +36,8 @@ M = TypeVar("M", bound=Callable[..., Any])
 _Boxed = Callable[[list[Any]], Any]
 
 _MAX_SIZES = 64
+# torch's partitioner would not fuse these, and so would save an activation's argument next to its result.
+_POINTWISE_BACKWARDS = ("hardswish_backward", "hardtanh_backward", "elu_backward")
 _numbers = itertools.count()
 _Mode = Literal["train", "infer"]
 
@@ -130,7 +132,8 @@ def backend(
     graph: torch.fx.GraphModule, examples: Sequence[Any], *, options: Options = _DEFAULTS
 ) -> Callable[..., Any]:
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
-    table = {**decompositions(), torch.ops.aten.native_dropout.default: _dropout}
+    table = {**decompositions(), **_torch.decompositions(_POINTWISE_BACKWARDS)}
+    table[torch.ops.aten.native_dropout.default] = _dropout
     compiler = _Compiler(f"graph{next(_numbers)}", options, graph)
     if options.is_inference and not (torch.is_grad_enabled() and _has_gradients(graph, examples)):
         for op in COMPOSITE:

@@ -26,6 +26,7 @@ from burnt.codegen.ir import (
     Index,
     IndexExpr,
     Kernel,
+    Reduction,
     Value,
     Var,
     load,
@@ -372,6 +373,7 @@ class _Scheduler:
         if "seed" in node.meta:
             raise UnsupportedError(f"torch's {node.target} would not draw the numbers of a seed again")
         inputs = {n: self.materialize(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
+        self.add_results_of_same_reductions()
         self.flush_pending()
         meta = node.meta.get("val")
         metas = list(meta) if isinstance(meta, tuple | list) else [meta]
@@ -502,6 +504,26 @@ class _Scheduler:
         read = [b for step in self.steps if isinstance(step, TorchCall) for b in step.inputs.values()]
         is_plain = stored.strides == contiguous_strides(stored.shape) and stored not in self.result_shapes
         return stored if is_plain and stored not in read and self.may_return(stored, node) else None
+
+    def add_results_of_same_reductions(self) -> None:
+        """Add the results that read reductions of the pending stores, which would be computed again later.
+
+        A norm's statistics are saved for the backward, and its weight's gradient needs the sums that the
+        input's gradient needs.
+        """
+
+        def found(value: Value) -> set[Reduction]:
+            element = value.at(self.probe_indices.setdefault(value.shape, new_index(value.shape)))
+            return {reduction for reduction, _ in reductions_of(self.builder.resolve(element))}
+
+        pending = {reduction for _, value in self.pending for reduction in found(value)}
+        for position, node in enumerate(self.results if pending else ()):
+            value = self.env.get(node) if isinstance(node, torch.fx.Node) else None
+            if not isinstance(value, Value) or id(value) in self.in_memory or not pending & found(value):
+                continue
+            layout = self.traced.results[position] if position < len(self.traced.results) else None
+            if layout is None or layout.strides == tuple(node.meta["val"].stride()):
+                self.materialize(value, node)
 
     def may_return(self, buffer: Buffer, node: torch.fx.Node) -> bool:
         """Whether a result may be the memory of a buffer that holds its value; otherwise it is a copy.

@@ -79,7 +79,7 @@ _ONLINE_LANE_BLOCK = 64  # times as many lanes: half of the L1 cache
 _LANE_SUM_BLOCK, _LANE_NO_SUM_BLOCK = 16, 128
 _TILE_WIDTH = 1024  # lanes of a tile
 _SPLIT_TILE_WIDTH = 256  # lanes of a tile where each chunk has its own accumulators
-_REGISTER_LANES = 64  # lanes that stay in registers during a block
+_REGISTER_LANES = 64  # lanes that can stay in registers during a block
 _TRANSPOSE_TILE = 64  # side of the square tiles of a transposing copy
 _FLOAT16_STRIP = 16  # float16 elements that are converted at once: one vector of the widest kind
 _CACHE_LINE = 64  # bytes
@@ -89,6 +89,9 @@ _CACHE_LINE = 64  # bytes
 # and 7.2.
 _TILE_CACHE_BYTES = 1 << 21
 _TILE_SCRATCH_BYTES = 1 << 19
+
+# What is computed where it is used: it has an effect, or words that are generated for a block.
+_NOT_HOISTED = ("checked", "uniform", "random", "scanned")
 
 # When an iteration stores adjacent elements, gcc packs the values they are computed from into vectors. gcc
 # before 14 (but for 11.5, 12.4 and 13.3; its bug 114375) loses the order of packed loads that are under a
@@ -164,6 +167,7 @@ class _KernelPrinter(ExprPrinter):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
         self.passes: list[list[ReductionStep | Store]] = []
+        self.part_width = 1  # lanes of a part of a tile, which stay in registers during a block
         self.in_tile_part = False  # whether a loop over the parts of a tile is open
         self.prefetched: set[Buffer] = set()  # buffers whose rows an earlier pass prefetches
 
@@ -186,8 +190,11 @@ class _KernelPrinter(ExprPrinter):
                 self.tile_width = self.select_tile_width(inner, _TILE_WIDTH)
                 count = num_iterations // self.lane.extent * -(-self.lane.extent // self.tile_width)
                 split = count < _FEW_ITERATIONS and inner * self.tile_width >= _MIN_PARALLEL
-                if split:
+                if num_iterations == self.lane.extent and not self.keeps_tile_in_cache(inner, count):
+                    self.tile_width, split = self.select_row_width(inner), True
+                elif split:
                     self.tile_width = self.select_tile_width(inner, _SPLIT_TILE_WIDTH)
+                self.part_width = _part_width(self.tile_width)
             self.emit_reduction_kernel(
                 parallel=num_iterations * inner >= _MIN_PARALLEL,
                 split=split and inner * self.tile_width >= _MIN_PARALLEL,
@@ -233,6 +240,27 @@ class _KernelPrinter(ExprPrinter):
             ]
         # A tile costs its number of vectors, plus about one.
         return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
+
+    def keeps_tile_in_cache(self, inner: int, count: int) -> bool:
+        """Whether a tile of the selected width stays in cache between passes, with enough tiles for threads."""
+        bytes_per_lane = inner * sum(
+            {e.extra: e.dtype.itemsize for e in walk(self.kernel.exprs) if e.op == "load"}.values()
+        )
+        return count >= _FEW_ITERATIONS and bytes_per_lane * self.tile_width <= _TILE_CACHE_BYTES
+
+    def select_row_width(self, inner: int) -> int:
+        """Return the lanes of a tile that is not in cache: a row, or nearly equal parts, read as they lie."""
+        assert self.lane is not None
+        extent = self.lane.extent
+        scratch_per_lane = sum(math.prod(b.shape) * b.dtype.itemsize for b in self.kernel.scratch)
+        widths = [
+            w
+            for w in {extent, *range(LANES, extent + 1, LANES)}
+            if w <= _SPLIT_TILE_WIDTH
+            and _part_width(w)
+            and (w <= LANES or w * scratch_per_lane <= _TILE_SCRATCH_BYTES)
+        ]
+        return min(widths, key=lambda w: (-(-extent // w) * (-(-w // 16) + 1), -w))
 
     # --- loop structures ----------------------------------------------------------------------------------
 
@@ -635,12 +663,15 @@ class _KernelPrinter(ExprPrinter):
         reductions = [step for step in steps if isinstance(step, ReductionStep)]
         stores = [step for step in steps if isinstance(step, Store)]
         split = split and math.prod(v.extent for v in inner) * self.tile_width >= _MIN_PARALLEL
+        if self.lane is not None and inner:
+            self.emit_lane_values(inner, [step.body for step in steps])
         if not reductions:
             self.emit_store_loops(inner, stores, parallel=split)
+            self.hoisted_names = {}
             return
         lanes = self.tile_width if self.lane is not None else 0
         accs = create_accumulators(
-            reductions, len(self.reduction_results), lanes, min(lanes, _REGISTER_LANES)
+            reductions, len(self.reduction_results), lanes, self.part_width if lanes else 0
         )
         exp_sums = [acc for acc in accs if isinstance(acc, OnlineExpSum)]
         if split:
@@ -670,6 +701,43 @@ class _KernelPrinter(ExprPrinter):
             if not acc.lanes:
                 self.emit_all(acc.result_definition())
             self.reduction_results[acc.step.reduction, acc.step.index] = acc.result_text()
+        self.hoisted_names = {}
+
+    def emit_lane_values(self, inner: Sequence[Var], exprs: Sequence[Expr]) -> None:
+        """Compute once for each lane what does not vary along a pass's inner loops, such as a row of scales."""
+        found: dict[Expr, None] = {}
+        visited: set[Expr] = set()
+
+        def visit(e: Expr) -> None:
+            if e in visited:
+                return
+            visited.add(e)
+            used = variables([e])
+            if (
+                self.lane in used
+                and not used.intersection(inner)
+                and not any(x.op in _NOT_HOISTED for x in walk([e]))
+            ):
+                if e.op not in ("load", "index"):
+                    found[e] = None
+                return
+            for i, argument in enumerate(e.args):
+                if e.op != "masked" or i != 1:  # what is computed where a test holds may not be elsewhere
+                    visit(argument)
+
+        for e in exprs:
+            visit(e)
+        if not found:
+            return
+        names = [f"c{len(self.reduction_results)}_{i}" for i in range(len(found))]
+        for e, name in zip(found, names, strict=True):
+            self.emit(f"{C_TYPES[e.dtype]} {name}[{self.tile_width}];")
+        num_opened = self.open_lane_loops()
+        for name, value in zip(names, self.emit_exprs(list(found)), strict=True):
+            self.emit(f"{name}[u + l] = {value};")
+        self.end_body(())
+        self.close(num_opened)
+        self.hoisted_names = {id(e): f"{name}[u + l]" for e, name in zip(found, names, strict=True)}
 
     def declare_totals(self, accs: Sequence[Accumulator]) -> None:
         """Declare and initialize the totals of reductions."""
@@ -908,8 +976,7 @@ class _KernelPrinter(ExprPrinter):
 
     def open_tile_parts(self) -> None:
         """Open a loop over the parts of a tile, each of which fits into registers."""
-        width = min(self.tile_width, _REGISTER_LANES)
-        self.open(f"for (int64_t u = 0; u < {self.tile_width}; u += {width})")
+        self.open(f"for (int64_t u = 0; u < {self.tile_width}; u += {self.part_width})")
 
     def open_lanes(self) -> int:
         """Open loops over the lanes of a tile, or of its current part; return their number."""
@@ -918,7 +985,7 @@ class _KernelPrinter(ExprPrinter):
         if not self.in_tile_part:
             self.open_tile_parts()
         self.emit("#pragma omp simd")
-        self.open(f"for (int64_t l = 0; l < {min(self.tile_width, _REGISTER_LANES)}; l++)")
+        self.open(f"for (int64_t l = 0; l < {self.part_width}; l++)")
         return num_opened
 
     def emit_in_lanes(self, lines: Sequence[str]) -> None:
@@ -926,6 +993,13 @@ class _KernelPrinter(ExprPrinter):
         num_opened = self.open_lanes() if lines and self.lane is not None else 0
         self.emit_all(lines)
         self.close(num_opened)
+
+
+def _part_width(width: int) -> int:
+    """Return the lanes of a part of a tile, which stay in registers; 0 if the tile has no equal parts."""
+    if width <= _REGISTER_LANES:
+        return width
+    return next((w for w in range(_REGISTER_LANES, 0, -8) if width % w == 0), 0)
 
 
 def _value_before_rounding(step: Store) -> Expr:
