@@ -242,7 +242,7 @@ class _KernelPrinter(ExprPrinter):
         return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
     def keeps_tile_in_cache(self, inner: int, count: int) -> bool:
-        """Whether a tile of the selected width stays in cache between passes, with enough tiles for threads."""
+        """Whether tiles of the selected width stay in cache between passes, and are enough for threads."""
         bytes_per_lane = inner * sum(
             {e.extra: e.dtype.itemsize for e in walk(self.kernel.exprs) if e.op == "load"}.values()
         )
@@ -704,7 +704,7 @@ class _KernelPrinter(ExprPrinter):
         self.hoisted_names = {}
 
     def emit_lane_values(self, inner: Sequence[Var], exprs: Sequence[Expr]) -> None:
-        """Compute once for each lane what does not vary along a pass's inner loops, such as a row of scales."""
+        """Compute once for each lane what does not vary along a pass's inner loops, such as scales."""
         found: dict[Expr, None] = {}
         visited: set[Expr] = set()
 
