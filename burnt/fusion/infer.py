@@ -30,7 +30,7 @@ from burnt.kernels.ops.matmul import is_onednn_best
 aten = torch.ops.aten
 _Node = torch.fx.Node
 _Boxed = Callable[[list[Any]], Any]
-_Plan = Callable[[torch.fx.GraphModule], _Boxed]
+_Plan = Callable[[torch.fx.GraphModule, frozenset[int]], _Boxed]
 
 _BATCH_NORM = aten._native_batch_norm_legit_no_training.default
 _LINEAR, _CONV = torch.ops.mkldnn._linear_pointwise.default, torch.ops.mkldnn._convolution_pointwise.default
@@ -86,7 +86,7 @@ def compile_with_constants(
 ) -> _Boxed:
     """Return a function of a graph's arguments for which some of them, `parameters`, are constant.
 
-    `plan` compiles what is left of the graph.
+    `plan` compiles what is left of the graph; it takes the positions of arguments that are constant.
     """
     strides = [
         tuple(r.meta["val"].stride()) if isinstance(r, _Node) and _is_tensor(r) else None
@@ -94,7 +94,9 @@ def compile_with_constants(
     ]
     with PLANNING_LOCK:
         rest, arguments, constant, sources, key = _split(graph, parameters)
-        call = plan(_retraced(rest, strides))
+        count = len(rest.graph.find_nodes(op="placeholder"))
+        fixed = frozenset(n for n in range(count) if n >= len(arguments) or arguments[n] in parameters)
+        call = plan(_retraced(rest, strides), fixed)
 
     def run(given: list[Any]) -> Any:
         of = [given[i] for i in sources]

@@ -193,6 +193,7 @@ def test_a_changed_parameter(computed: list[int]) -> None:
     assert_as_eager(compiled, model, x)
 
 
+@pytest.mark.full
 def test_copies_keep_constants_of_their_own_until_they_are_freed(computed: list[int]) -> None:
     model, x = few_layers()
     compiled = burnt.compile(model, mode="infer", fullgraph=True)
@@ -222,6 +223,7 @@ def test_parameters_made_in_inference_mode(computed: list[int]) -> None:
     assert len(computed) == 2
 
 
+@pytest.mark.full
 def test_a_result_that_is_a_constant_may_be_changed() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
