@@ -13,7 +13,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ listeners: list[Callable[[Mapping[str, float]], None]] = []
 class Difference(NamedTuple):
     """The result that is worst off: its position, its error and the tolerance, both relative."""
 
-    index: int
+    position: int
     error: float
     tolerance: float
 
@@ -127,7 +127,7 @@ def verify_plan(plan: CompiledPlan, interval: int, *, takes_list: bool = False) 
 def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verification) -> Callable[..., Any]:
     """Return the function that runs a plan, or takes its arguments as a list, with verified calls."""
     traced = dataclasses.replace(plan.traced, composite_graph=plan.traced.graph)  # with what is saved
-    names = [str(result) for result in traced.graph.graph.output_node().args[0]]
+    names = list(map(str, cast("Sequence[Any]", traced.graph.graph.output_node().args[0])))
     has_seed = plan.plan.seed is not None
 
     def reference(*given: Any, draw: Callable[..., Any] = redraw) -> list[Any]:
@@ -138,7 +138,7 @@ def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verific
 
     def exact(given: Sequence[Any]) -> list[Any] | None:
         try:
-            with _InFloat64():
+            with _InFloat64():  # type: ignore[no-untyped-call]
                 return reference(*in_float64(given), draw=_redraw_in_float64)
         except (RuntimeError, TypeError, NotImplementedError):  # an op that has no float64
             return None
@@ -157,9 +157,9 @@ def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verific
             count = len(theirs) - len(plan.mutated)
             ours = [*results[:count], *(given[i] for i in plan.mutated)]
             found = compare(ours, theirs, right)
-        kind = "changed argument" if found.index >= count else f"result {found.index}"
-        of = theirs[found.index] if theirs else None
-        what = f", {names[found.index]}, {of.dtype} {list(of.shape)}" if isinstance(of, Tensor) else ""
+        kind = "changed argument" if found.position >= count else f"result {found.position}"
+        of = theirs[found.position] if theirs else None
+        what = f", {names[found.position]}, {of.dtype} {list(of.shape)}" if isinstance(of, Tensor) else ""
         verification.report(found.error, kind + what, found.fault)
         return results
 

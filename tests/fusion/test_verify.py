@@ -150,8 +150,8 @@ def test_what_a_comparison_accepts():
     assert compare([theirs], [theirs], [exact]) == Difference(0, 0.0, 1.0)
     off = theirs.clone()
     off[7] += 1e-4
-    index, error, tolerance = compare([theirs, off], [theirs, theirs], [exact, exact])
-    assert index == 1
+    position, error, tolerance = compare([theirs, off], [theirs, theirs], [exact, exact])
+    assert position == 1
     assert error == pytest.approx(1e-4, rel=1e-2)
     assert tolerance < 1e-5
     # torch's own result is as far from float64.
