@@ -82,7 +82,7 @@ class Explanation:
         if not any(graphs):
             return "\n".join(_table([(step, 1) for step in steps]))
         counts = Counter(step.kind for step in steps)
-        outside = [(counts.pop("library", 0), "library call"), (counts.pop("torch", 0), "graph run by torch")]
+        outside = [(counts.pop("library", 0), "library call"), (counts.pop("torch", 0), "torch graph")]
         del counts["view"]
         figures = [(len(graphs), "graph"), (counts.total(), "kernel"), *outside]
         lines = [

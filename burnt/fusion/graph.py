@@ -100,7 +100,9 @@ def _seed_replayed_draws(graph: torch.fx.GraphModule, device: torch.device) -> N
         with graph.graph.inserting_before(node):
             if kind == "save":
                 op, *arguments = node.args
-                seed = graph.graph.call_function(draw_seed, (device,))
+                first = next(other for other in graph.graph.nodes if other.op != "placeholder")
+                with graph.graph.inserting_before(first):  # a call between others would part their kernels
+                    seed = graph.graph.call_function(draw_seed, (device,))
             else:
                 seed, op, *arguments = node.args
             if op not in LOWERINGS:

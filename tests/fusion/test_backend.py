@@ -386,3 +386,10 @@ def test_torch_runs_a_graph_that_cannot_be_planned_and_a_warning_says_why() -> N
     with pytest.raises(Exception, match="cannot be compiled") as caught:
         burnt.compile(fn, fullgraph=True)(x)
     assert isinstance(caught.value.inner_exception, FusionError)  # type: ignore[attr-defined]
+
+
+def test_seeds_are_drawn_first_so_that_they_part_no_kernels() -> None:
+    model = nn.Sequential(nn.Dropout(0.1), nn.Tanh(), nn.Dropout(0.2))
+    found = burnt.explain(model, torch.randn(8, requires_grad=True), timed=False)
+    assert [step.kind for step in found.steps] == ["library", "library", "elementwise"]
+    assert [step.ops for step in found.steps[:2]] == [("draw_seed",)] * 2

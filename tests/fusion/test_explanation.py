@@ -137,7 +137,7 @@ def test_a_graph_that_torch_runs_is_a_step_with_the_reason():
     assert (step.kind, step.seconds) == ("torch", None)
     assert step.ops[:2] == ("aten.sum.default", "aten.gt.Scalar")
     assert "it has a part that is no tensor" in step.why
-    assert "1 graph run by torch" in str(found)
+    assert "1 torch graph;" in str(found)
 
 
 def test_a_model_is_shown_for_a_device_that_is_not_there():
