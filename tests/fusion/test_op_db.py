@@ -129,7 +129,14 @@ def check(names: Sequence[str], dtype: torch.dtype, *, fullgraph: bool = True) -
     graph = Graph(samples)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
-        found = graph.outcome(burnt.compile(graph.fn, fullgraph=fullgraph))
+        try:
+            found = graph.outcome(burnt.compile(graph.fn, fullgraph=fullgraph))
+        except Exception as error:
+            error.add_note(f"of {', '.join(names)} in {dtype}")
+            if len(names) > 1:  # which of them is it?
+                for name in names:
+                    check([name], dtype, fullgraph=fullgraph)
+            raise
     for name, sample, ours in zip(names, samples, found, strict=True):
         try:
             compare(sample, dtype, ours)
