@@ -673,6 +673,18 @@ def build_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     return guards.check
 
 
+_guards: Any = torch._C._dynamo.guards
+
+empty_on_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = _guards._empty_strided_cpu
+"""`torch.empty_strided` on the CPU, without dispatch: modes do not see it."""
+
+reinterpreted: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = (
+    _guards._reinterpret_tensor
+)
+"""A tensor over the memory of another, of this shape, these strides and this distance in elements; without
+dispatch, gradient, or the base's counter of versions."""
+
+
 def has_mkl() -> bool:
     """Whether torch's matmuls use Intel's MKL."""
     return bool(torch._C.has_mkl)

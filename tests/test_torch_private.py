@@ -568,3 +568,20 @@ def test_suggest_memory_format() -> None:
     assert _torch.suggest_memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
     volume = torch.empty(2, 3, 4, 5, 6, memory_format=torch.channels_last_3d)
     assert _torch.suggest_memory_format(volume[..., ::2]) == torch.channels_last_3d
+
+
+def test_memory_is_allocated_without_dispatch() -> None:
+    found = _torch.empty_on_cpu((2, 3), (1, 2), torch.bfloat16)
+    assert (found.shape, found.stride(), found.dtype) == ((2, 3), (1, 2), torch.bfloat16)
+    assert found.untyped_storage().nbytes() == 12
+    assert _torch.empty_on_cpu((), (), torch.int64).shape == ()
+    with torch.inference_mode():
+        assert _torch.empty_on_cpu((1,), (1,), torch.float32).is_inference()
+
+
+def test_memory_is_reinterpreted_without_dispatch() -> None:
+    base = torch.nn.Parameter(torch.arange(12.0).view(3, 4))[1:]
+    found = _torch.reinterpreted(base, (2, 2), (1, 4), 1)
+    assert torch.equal(found, base.t()[1:3].detach())
+    assert found.data_ptr() == base.data_ptr() + 4
+    assert not found.requires_grad

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -17,13 +16,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from burnt import _torch, memory
+from burnt import memory
 from burnt.codegen.frontend.overlap import Footprint, may_overlap
 from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Target
+from burnt.codegen.runtime.torch_calls import Allocation, add_torch_call
 from burnt.codegen.schedule.saved_tensors import SavedTensors
 from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import FusionWarning
@@ -32,7 +32,6 @@ _CPU = torch.device("cpu")
 _MAX_HELD = (
     1 << 16
 )  # bytes that stay allocated, though no later kernel needs them, to make one call of several
-_Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class CompiledPlan:
@@ -147,7 +146,7 @@ class CompiledPlan:
             used_later |= used
         return prepared_steps
 
-    def allocation(self, buffer: Buffer) -> _Allocation:
+    def allocation(self, buffer: Buffer) -> Allocation:
         """Return the shape, strides and dtype of a buffer's tensor."""
         shape = self.plan.result_shapes.get(buffer)
         if shape is None:
@@ -196,6 +195,7 @@ class CompiledPlan:
             code.lines += [f"({''.join(f'{t}, ' for t in (*inputs, *numbers))}) = inputs", "inputs.clear()"]
         kept = self.mutated if takes_list else range(len(inputs))  # otherwise the caller holds them
         variables = [*inputs, *["None"] * (len(self.slots) - len(inputs))]
+        stand_ins = {stand_in: numbers[i] for stand_in, i in self.stand_ins.items()}
         marks = [] if mark is None else [code.call(mark)]
         dead: list[int] = []  # slots to release
 
@@ -207,7 +207,7 @@ class CompiledPlan:
                     variables[slot] = "None"
             dead.clear()
 
-        def allocate(allocations: Sequence[tuple[int, _Allocation]]) -> None:
+        def allocate(allocations: Sequence[tuple[int, Allocation]]) -> None:
             for slot, allocation in allocations:
                 variables[slot] = f"t{slot}"
                 code.empty(variables[slot], *allocation)
@@ -225,15 +225,18 @@ class CompiledPlan:
             if isinstance(step, Kernel):
                 self.launchers[step](code, variables, numbers)
             else:
-                call = functools.partial(_call_torch, step, self.stand_ins, prepared.outputs, self.device)
-                given = [variables[self.slots[buffer]] for buffer in step.inputs.values()]
-                slots = [None if b is None else self.slots[b] for b in step.outputs]
-                for slot in slots:
-                    if slot is not None:
-                        variables[slot] = f"t{slot}"
-                targets = "".join("_, " if slot is None else f"t{slot}, " for slot in slots)
-                called = code.call(call, f"[{', '.join(given)}]", *numbers)
-                code.lines.append(f"{targets}= {called}" if targets else called)
+                for buffer in step.outputs:
+                    if buffer is not None:
+                        variables[self.slots[buffer]] = f"t{self.slots[buffer]}"
+                add_torch_call(
+                    code,
+                    step,
+                    {node: variables[self.slots[buffer]] for node, buffer in step.inputs.items()},
+                    [None if b is None else variables[self.slots[b]] for b in step.outputs],
+                    prepared.outputs,
+                    stand_ins,
+                    is_result=any(b is not None and self.slots[b] in self.results for b in step.outputs),
+                )
             if prepared is not self.prepared_steps[-1]:
                 dead += prepared.release
             if marks or not isinstance(step, Kernel):
@@ -305,51 +308,9 @@ class _PreparedStep:
 
     step: Kernel | TorchCall  # the kernel or call
     buffers: dict[Buffer, None]  # all that it reads or writes
-    allocate: list[tuple[int, _Allocation]]  # slots of a kernel's new outputs, and what to allocate
-    outputs: list[_Allocation | None]  # shape, strides and dtype of a call's results
+    allocate: list[tuple[int, Allocation]]  # slots of a kernel's new outputs, and what to allocate
+    outputs: list[Allocation | None]  # shape, strides and dtype of a call's results
     release: list[int] = dataclasses.field(default_factory=list)  # slots that no later step uses
-
-
-def _call_torch(
-    step: TorchCall,
-    stand_ins: dict[float, int],
-    allocations: Sequence[_Allocation | None],
-    device: torch.device,
-    tensors: Sequence[Tensor],
-    *numbers: float,
-) -> list[Any]:
-    """Call torch's op, and return its results with the strides that the plan expects."""
-    values = dict(zip(step.inputs, tensors, strict=True))
-
-    def argument(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return values[value]
-        if isinstance(value, float) and value in stand_ins:
-            return numbers[stand_ins[value]]
-        return value
-
-    args, kwargs = torch.fx.node.map_aggregate((step.node.args, step.node.kwargs), argument)
-    # The trace contains autocast's casts already.
-    with _torch.without_autocast() if _torch.is_autocast() else contextlib.nullcontext():
-        outputs = step.node.target(*args, **kwargs)  # type: ignore[operator]
-    outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    for i, allocation in enumerate(allocations):
-        # The strides of a buffer whose result has another shape are those of its elements.
-        buffer = step.outputs[i]
-        if allocation is not None and buffer is not None and outputs[i].stride() != buffer.strides:
-            shape, strides, dtype = allocation
-            if _has_strides(outputs[i], strides):
-                outputs[i] = outputs[i].as_strided(shape, strides)
-            else:
-                new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                outputs[i] = new.copy_(outputs[i])
-    return outputs
-
-
-def _has_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides; the strides of axes of size 1 do not matter."""
-    axes = zip(tensor.shape, tensor.stride(), strides, strict=True)
-    return not tensor.numel() or all(own == other for size, own, other in axes if size > 1)
 
 
 def _buffers_of(step: Kernel | TorchCall) -> dict[Buffer, None]:

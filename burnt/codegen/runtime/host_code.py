@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from burnt import _torch
 from burnt.codegen.ir import Check
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_compiler import PREAMBLE, CFunction
@@ -59,6 +60,7 @@ class HostCode:
     def __init__(self, parameters: Sequence[str], device: torch.device = _CPU) -> None:
         self.parameters, self.device = list(parameters), device
         self.first: dict[str, None] = {}  # lines at the top of the body, each once
+        self.contexts: dict[Callable[[], Any], str] = {}  # entered around the body, each under a condition
         self.lines: list[str] = []
         self.objects: dict[str, Any] = {}
         self._names: dict[int, str] = {}
@@ -84,9 +86,12 @@ class HostCode:
 
     def empty(self, variable: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> None:
         """Allocate a tensor and assign it to a variable."""
-        arguments = self.name(tuple(shape)), self.name(tuple(strides)), f"dtype={self.name(dtype)}"
-        device = f"device={self.name(self.device)}"
-        self.lines.append(f"{variable} = {self.call(torch.empty_strided, *arguments, device)}")
+        arguments = [self.name(tuple(shape)), self.name(tuple(strides)), self.name(dtype)]
+        function: Callable[..., Any] = _torch.empty_on_cpu
+        if self.device.type != "cpu":
+            function = torch.empty_strided
+            arguments[2:] = [f"dtype={arguments[2]}", f"device={self.name(self.device)}"]
+        self.lines.append(f"{variable} = {self.call(function, *arguments)}")
 
     def address(self, tensor: str) -> str:
         """Return the variable that holds the address of a tensor's variable, which is read once."""
@@ -135,7 +140,18 @@ class HostCode:
     def build(self, result: str = "None") -> Callable[..., Any]:
         """Compile the function, which returns the value of an expression."""
         self.end_c_calls()
-        body = [*self.first, *self.lines, f"return {result}"]
+        body = [*self.lines, f"return {result}"]
+        for i, (context, condition) in enumerate(self.contexts.items()):
+            # An `if` costs less than a `with` of a context that does nothing.
+            body = [
+                f"context{i} = {self.call(context)} if {condition} else None",
+                f"if context{i} is not None: context{i}.__enter__()",
+                "try:",
+                *(f"    {line}" for line in body),
+                "finally:",
+                f"    if context{i} is not None: context{i}.__exit__(None, None, None)",
+            ]
+        body = [*self.first, *body]
         source = f"def run({', '.join(self.parameters)}):\n    " + "\n    ".join(body)
         exec(compile(source, "<burnt host code>", "exec"), self.objects)
         # A function that does not name itself is freed, with what it names, without the garbage collector.
