@@ -140,6 +140,8 @@ class Kernel:
     outer: tuple[Var, ...]
     steps: list[ReductionStep | ScanStep | Store]
     num_chunks: int = 0
+    # Buffers that it writes in the memory of others, which it reads; only C kernels do.
+    in_place: dict[Buffer, Buffer] = dataclasses.field(default_factory=dict)
 
     @property
     def exprs(self) -> list[Expr]:

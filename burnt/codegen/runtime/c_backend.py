@@ -108,5 +108,6 @@ C = Target(
     has_fast_float64=True,
     online_thresholds=_ONLINE_THRESHOLDS,
     why_torch_call=why_torch_is_faster,
+    writes_in_place=True,
     show=_show_c,
 )

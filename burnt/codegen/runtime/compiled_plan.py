@@ -16,14 +16,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from burnt import memory
+from burnt import _torch, memory
 from burnt.codegen.frontend.overlap import Footprint, may_overlap
 from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.host_code import HostCode
+from burnt.codegen.runtime.memory_plan import shared_memory
 from burnt.codegen.runtime.target import BuiltKernels, Target
-from burnt.codegen.runtime.torch_calls import Allocation, add_torch_call
+from burnt.codegen.runtime.torch_calls import Allocation, View, add_torch_call, layout_of_view
 from burnt.codegen.schedule.saved_tensors import SavedTensors
 from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import FusionWarning
@@ -92,6 +93,7 @@ class CompiledPlan:
             for j in range(len(footprints))
             if i != j and not (j in self.mutated and j < i)
         ]
+        self.shared = self.share_memory()
         self.build_kernels()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
@@ -99,6 +101,21 @@ class CompiledPlan:
         self.unwritten = [(self.slots[b], self.allocation(b)) for b in computed if b not in written]
         self.prepared_steps = self.prepare_steps()
         Expr.clear_interned()
+
+    def share_memory(self) -> dict[int, int]:
+        """Return the slots of buffers that take the memory of another, with the slot of that."""
+        outputs = [o for o in self.plan.outputs if isinstance(o, Buffer)]
+        changed = dict(zip(outputs[::-1], [self.plan.inputs[i] for i in self.mutated[::-1]], strict=False))
+        if any(kernel.checks for kernel in self.kernels):
+            changed = {}  # a failed check raises before anything has changed
+        shared = shared_memory(
+            self.plan.steps,
+            {b: self.allocation(b) for b in self.slots if math.prod(b.shape)},
+            outputs,
+            {new: old for new, old in changed.items() if outputs.count(new) == 1},
+            in_place=self.target.writes_in_place,
+        )
+        return {self.slots[new]: self.slots[old] for new, old in shared.items()}
 
     def build_kernels(self) -> None:
         """Compile the kernels for the target."""
@@ -134,12 +151,15 @@ class CompiledPlan:
             outputs = step.buffers_written if isinstance(step, Kernel) else ()
             new = [b for b in outputs if b not in allocated]
             allocated.update(outputs)
-            allocate = [(self.slots[b], self.allocation(b)) for b in new]
+            allocate = [(self.slots[b], self.shared.get(self.slots[b], self.allocation(b))) for b in new]
             results = [] if isinstance(step, Kernel) else step.outputs
             allocations = [None if b is None else self.allocation(b) for b in results]
-            prepared_steps.append(_PreparedStep(step, _buffers_of(step), allocate, allocations))
-        # Release a buffer after the last step that uses it, unless it is a result.
-        used_later = {r for r in self.results if r is not None}
+            # A result shares the counter of versions with its base, by which autograd sees changes.
+            is_result = any(b is not None and self.slots[b] in self.results for b in results)
+            view = None if isinstance(step, Kernel) or is_result else layout_of_view(step)
+            prepared_steps.append(_PreparedStep(step, _buffers_of(step), allocate, allocations, view))
+        # Release a buffer after the last step that uses it, unless it is a result or another has its memory.
+        used_later = {*self.shared.values(), *(r for r in self.results if r is not None)}
         for prepared in reversed(prepared_steps):
             used = {self.slots[b] for b in prepared.buffers if b.role != "local"}
             prepared.release = sorted(used - used_later)
@@ -207,8 +227,11 @@ class CompiledPlan:
                     variables[slot] = "None"
             dead.clear()
 
-        def allocate(allocations: Sequence[tuple[int, Allocation]]) -> None:
+        def allocate(allocations: Sequence[tuple[int, Allocation | int]]) -> None:
             for slot, allocation in allocations:
+                if isinstance(allocation, int):
+                    variables[slot] = variables[allocation]
+                    continue
                 variables[slot] = f"t{slot}"
                 code.empty(variables[slot], *allocation)
 
@@ -216,30 +239,30 @@ class CompiledPlan:
         code.lines += marks
         for prepared in self.prepared_steps:
             step = prepared.step
+            view = prepared.view
             # Kernels that follow each other are one call, after all that they need has been allocated.
-            if not isinstance(step, Kernel) or (
-                prepared.allocate and sum(self.bytes_of[s] for s in dead if s not in kept) > _MAX_HELD
-            ):
+            is_call = isinstance(step, TorchCall) and view is None
+            held = sum(self.bytes_of[slot] for slot in dead if slot not in kept)
+            if is_call or (prepared.allocate and held > _MAX_HELD):
                 release()
             allocate(prepared.allocate)
             if isinstance(step, Kernel):
                 self.launchers[step](code, variables, numbers)
             else:
+                given = {node: variables[self.slots[buffer]] for node, buffer in step.inputs.items()}
                 for buffer in step.outputs:
                     if buffer is not None:
                         variables[self.slots[buffer]] = f"t{self.slots[buffer]}"
-                add_torch_call(
-                    code,
-                    step,
-                    {node: variables[self.slots[buffer]] for node, buffer in step.inputs.items()},
-                    [None if b is None else variables[self.slots[b]] for b in step.outputs],
-                    prepared.outputs,
-                    stand_ins,
-                    is_result=any(b is not None and self.slots[b] in self.results for b in step.outputs),
-                )
+                found = [None if b is None else variables[self.slots[b]] for b in step.outputs]
+                if view is None:
+                    add_torch_call(code, step, given, found, prepared.outputs, stand_ins)
+                else:
+                    (base,), (output,) = given.values(), found
+                    reinterpret = code.call(_torch.reinterpreted, base, *map(code.name, view))
+                    code.lines.append(f"{output} = {reinterpret}")
             if prepared is not self.prepared_steps[-1]:
                 dead += prepared.release
-            if marks or not isinstance(step, Kernel):
+            if marks or is_call:
                 release()
             code.lines += marks
         code.end_c_calls()
@@ -248,8 +271,12 @@ class CompiledPlan:
             for r, c in zip(self.results, self.constants, strict=True)
         ]
         count = len(results) - len(self.mutated)
-        # The new values of arguments that are changed in place.
-        code.lines += [f"t{i}.copy_({t})" for i, t in zip(self.mutated, results[count:], strict=True)]
+        # The new values of arguments that are changed in place: most are there already.
+        changed = list(zip([f"t{i}" for i in self.mutated], results[count:], strict=True))
+        code.lines += [f"{t}.copy_({new})" for t, new in changed if t != new]
+        written = [t for t, new in changed if t == new]
+        if written:
+            code.lines.append(code.call(torch.autograd.graph.increment_version, f"[{', '.join(written)}]"))
         return code.build(f"({''.join(f'{r}, ' for r in results[:count])})")
 
     def in_own_strides(self, tensors: Sequence[Any]) -> list[Any]:
@@ -308,8 +335,10 @@ class _PreparedStep:
 
     step: Kernel | TorchCall  # the kernel or call
     buffers: dict[Buffer, None]  # all that it reads or writes
-    allocate: list[tuple[int, Allocation]]  # slots of a kernel's new outputs, and what to allocate
+    # Slots of a kernel's new outputs, and what to allocate, or the slot whose memory to take.
+    allocate: list[tuple[int, Allocation | int]]
     outputs: list[Allocation | None]  # shape, strides and dtype of a call's results
+    view: View | None  # what a call need not be made for
     release: list[int] = dataclasses.field(default_factory=list)  # slots that no later step uses
 
 

@@ -46,6 +46,7 @@ class Target(Capabilities):
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], BuiltKernels]
     # Returns why the target cannot be used on this machine, or None if it can.
     why_unavailable: Callable[[], str | None]
+    writes_in_place: bool = False  # whether kernels heed `Kernel.in_place`
     # Returns the generated code of each kernel without compiling it: ``show(kernels, number_positions)``.
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, positions: {}
 

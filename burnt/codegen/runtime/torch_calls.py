@@ -1,4 +1,4 @@
-"""Generate a plan's calls of torch's own ops, and views without a call."""
+"""Generate a plan's calls of torch's own ops, and find the views that need no call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from burnt.codegen.schedule.scheduler import VIEW_OPS, TorchCall
 
 Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 """Shape, strides and dtype of a buffer's tensor."""
+View = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Shape and strides of a view, and its distance in elements from the start of its base."""
 
 aten = torch.ops.aten
 # torch's own functions skip the checks by which an op finds its overload: half a microsecond.
@@ -35,19 +37,11 @@ def add_torch_call(
     outputs: Sequence[str | None],
     allocations: Sequence[Allocation | None],
     numbers: Mapping[float, str],
-    *,
-    is_result: bool,
 ) -> None:
     """Append a call, given the variables of its tensors, of its results, and of stand-ins for numbers.
 
-    The results get the strides that the plan expects. Views are made without a call unless they are results
-    of the plan: they do not share the counter of versions with their base, by which autograd sees changes.
+    The results get the strides that the plan expects.
     """
-    view = None if is_result else _layout_of_view(step)
-    if view is not None:
-        (base,) = inputs.values()
-        code.lines.append(f"{outputs[0]} = {code.call(_torch.reinterpreted, base, *map(code.name, view))}")
-        return
 
     def text(value: Any) -> str:
         if isinstance(value, torch.fx.Node):
@@ -74,8 +68,8 @@ def add_torch_call(
             code.lines.append(f"    {variable} = {code.call(_restrided, *arguments)}")
 
 
-def _layout_of_view(step: TorchCall) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Return shape, strides and offset in its base of the view that a call makes; None if it may copy."""
+def layout_of_view(step: TorchCall) -> View | None:
+    """Return the layout of the view that a call makes; None if it may copy."""
     (output,) = step.outputs[:1] or [None]
     if step.node.target not in VIEW_OPS or output is None:
         return None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+import burnt
 from burnt.codegen.function import Function
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
@@ -56,3 +62,86 @@ def test_successive_kernels_are_one_call() -> None:
             torch.testing.assert_close(found, expected)
     with pytest.raises(IndexError, match="index 9 is out of range"):
         plan([x, torch.tensor([0, 9, 1, 2])], [0.25])
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+class Steps(nn.Module):
+    """Elementwise ops, norms and products in turn, so that kernels follow kernels and calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(12, 12))
+        self.norm, self.batch = nn.LayerNorm(12), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(F.gelu(x @ self.weight)) + x
+        z = torch.softmax(y @ self.weight, -1).cumsum(0)
+        z = F.silu(z @ self.weight.t()) + y.flip(0)
+        return self.batch(z.unflatten(0, (-1, 3))) @ self.weight
+
+
+def compiled_plans(monkeypatch: pytest.MonkeyPatch, model: nn.Module) -> tuple[nn.Module, list[CompiledPlan]]:
+    plans: list[CompiledPlan] = []
+    init = CompiledPlan.__init__
+
+    def noted(self: CompiledPlan, *args: Any) -> None:
+        init(self, *args)
+        plans.append(self)
+
+    monkeypatch.setattr(CompiledPlan, "__init__", noted)
+    torch._dynamo.reset()
+    return burnt.compile(model, fullgraph=True), plans
+
+
+def test_dead_memory_is_taken_and_arguments_change_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = Steps()
+    eager, exact, x = copy.deepcopy(model), copy.deepcopy(model).double(), torch.randn(30, 12)
+    compiled, plans = compiled_plans(monkeypatch, model)
+    versions = [b._version for b in model.buffers()]
+    for _ in range(3):
+        for call, given in ((compiled, x), (eager, x), (exact, x.double())):
+            call(given).square().mean().backward()
+    forward, backward = plans
+    assert len(forward.mutated) == 3
+    assert set(forward.mutated) <= set(forward.shared.values()), "statistics are copied"
+    assert any(kernel.in_place for kernel in backward.kernels)
+    for (name, found), torchs, right in zip(
+        [*model.named_parameters(), *model.named_buffers()],
+        [*eager.parameters(), *eager.buffers()],
+        [*exact.parameters(), *exact.buffers()],
+        strict=True,
+    ):
+        found, torchs, right = (t if t.grad is None else t.grad for t in (found, torchs, right))
+        assert (found - right).abs().max() <= 4 * (torchs - right).abs().max() + 1e-6, name
+    assert all(b._version > v for b, v in zip(model.buffers(), versions, strict=True))
+
+
+def overwritten(x: Tensor) -> tuple[Tensor, ...]:
+    """Products die in kernels that read them at the place that they write, and at another one."""
+    a, b, c, d = (x @ x + i for i in range(4))
+    rows = torch.softmax(c @ c, -1)
+    return a.exp() * 2, b.exp() + b.flip(0), rows, (d @ d) - (d @ d).sum(-1, keepdim=True), (x @ x).t().exp()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("size", [3, 40, 300])
+def test_kernels_write_where_they_read_only_at_the_same_place(dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(size, size) / size).to(dtype)
+    plan = plan_of(Function(overwritten), x)
+    for found, expected in zip(plan([x], []), overwritten(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-2 if dtype == torch.float16 else 1e-5, atol=1e-5)
+    assert sum(len(kernel.in_place) for kernel in plan.kernels) >= 3
+
+
+def test_threads_and_calls_within_calls_share_a_plan() -> None:
+    plan = plan_of(Function(norms), *[torch.randn(20, 20)] * 3)
+    given = [[torch.randn(20, 20) for _ in range(3)] for _ in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda args: plan(args, []), given * 8))
+    for args, results in zip(given * 8, found, strict=True):
+        for result, expected in zip(results, norms(*args), strict=True):
+            torch.testing.assert_close(result, expected)

@@ -232,6 +232,7 @@ class ExprPrinter(LinePrinter):
 
     def buffer_name(self, buffer: Buffer) -> str:
         """Return the variable of a buffer; its name does not depend on other kernels."""
+        buffer = self.kernel.in_place.get(buffer, buffer)
         return (
             f"b{self.slots[buffer]}" if buffer in self.slots else f"local{self.kernel.scratch.index(buffer)}"
         )

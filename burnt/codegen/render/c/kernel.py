@@ -200,8 +200,9 @@ class _KernelPrinter(ExprPrinter):
                 split=split and inner * self.tile_width >= _MIN_PARALLEL,
             )
         head = ["(const burnt_arg *a)", "{"]
-        written = kernel.buffers_written
-        for buffer in self.used_buffers:
+        # One variable for buffers in the same memory: the compiler takes two for different memory.
+        written = {kernel.in_place.get(buffer, buffer) for buffer in kernel.buffers_written}
+        for buffer in dict.fromkeys(kernel.in_place.get(b, b) for b in self.used_buffers):
             only = "" if buffer in written else "const "
             name = self.buffer_name(buffer)
             head.append(
