@@ -22,7 +22,7 @@ from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.host_code import HostCode
-from burnt.codegen.runtime.memory_plan import shared_memory
+from burnt.codegen.runtime.memory_plan import bytes_of, shared_memory, shorten_lives
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.runtime.torch_calls import Allocation, View, add_torch_call, layout_of_view
 from burnt.codegen.schedule.saved_tensors import SavedTensors
@@ -61,6 +61,8 @@ class CompiledPlan:
         )
         self.without_grad: list[int] = []  # results that have none
         self.plan: Plan = target.schedule(traced, captured)
+        results = [o for o in self.plan.outputs if isinstance(o, Buffer)]
+        self.plan.steps = shorten_lives(self.plan.steps, results)
         self.stand_ins = {  # of run-time numbers in arguments of calls
             stand_in: self.plan.number_positions.index(position)
             for stand_in, position in traced.stand_in_positions.items()
@@ -84,7 +86,7 @@ class CompiledPlan:
             b for s in self.plan.steps if isinstance(s, TorchCall) for b in s.outputs
         }
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        self.bytes_of = [math.prod(b.shape) * b.dtype.itemsize for b in buffers]
+        self.bytes_of = [*map(bytes_of, buffers)]
         tensors = [b for b in self.plan.inputs if b is not self.plan.seed]
         footprints = [Footprint.of(b.shape, b.strides, b.dtype.itemsize) for b in tensors]
         self.mutated_pairs = [  # of inputs that must not overlap: one is changed in place

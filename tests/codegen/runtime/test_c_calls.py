@@ -145,3 +145,15 @@ def test_threads_and_calls_within_calls_share_a_plan() -> None:
     for args, results in zip(given * 8, found, strict=True):
         for result, expected in zip(results, norms(*args), strict=True):
             torch.testing.assert_close(result, expected)
+
+
+def test_what_frees_memory_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of a norm's weights are results: the plan would compute them last."""
+    model = nn.Sequential(*[m for _ in range(4) for m in (nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.SiLU())])
+    compiled, plans = compiled_plans(monkeypatch, model)
+    compiled(torch.randn(5, 4, 9, 9)).sum().backward()
+    backward = plans[1]
+    large = [b for b in backward.slots if b.shape == (5, 4, 9, 9) and b not in backward.plan.inputs]
+    for buffer in large:
+        users = [i for i, step in enumerate(backward.prepared_steps) if buffer in step.buffers]
+        assert users[-1] - users[0] <= 3, (buffer, users)
