@@ -103,19 +103,21 @@ def aot_backend(
     compiler: Callable[[str, torch.fx.GraphModule, Sequence[Any]], Callable[[list[Any]], Any]],
     table: dict[Any, Callable[..., Any]],
     draws_again: Callable[[torch.fx.Node], bool],
+    rewrite: Callable[[torch.fx.GraphModule], torch.fx.GraphModule],
 ) -> Callable[..., Any]:
     """Return a backend of torch.compile that gives the graphs of AOTAutograd to a compiler.
 
     It takes ``"forward"``, ``"backward"`` or ``"inference"``, an aten graph without in-place ops, but for
     ``copy_`` to arguments at its end, and examples of its arguments; what it returns takes a list of
     arguments. Where `draws_again`, and in checkpoints, the backward draws random numbers again:
-    `replayed_draw` tells such nodes.
+    `replayed_draw` tells such nodes. `rewrite` takes a graph of forward and backward, which it may change.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
 
     def partition(joint: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
+        joint = rewrite(joint)
         for node in joint.graph.nodes:
             if "recompute" not in node.meta and draws_again(node):  # otherwise it is a checkpoint's
                 node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": 1 << 30}

@@ -328,13 +328,35 @@ def test_a_backend_is_told_which_arguments_are_parameters() -> None:
             found.append([tuple(inputs[i].meta["val"].shape) for i in sorted(static)])
             return _torch.boxed(graph.forward)
 
-        return _torch.aot_backend(compiler, {}, lambda node: False)(dynamo, examples)
+        return _torch.aot_backend(compiler, {}, lambda node: False, lambda joint: joint)(dynamo, examples)
 
     with torch.no_grad():
         torch.compile(lambda x, y: layer(x) + layer.shift * y, backend=backend)(
             torch.ones(5, 3), torch.ones(2)
         )
     assert sorted(found[0]) == [(2,), (2,), (2, 3)], "torch marks parameters of a graph in another way"
+
+
+def test_a_backend_rewrites_forward_and_backward_together() -> None:
+    targets: list[str] = []
+
+    def rewrite(joint: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default):
+            assert isinstance(node.meta["val"], torch.Tensor)
+            node.target = torch.ops.aten.exp.default
+        targets.extend(node.name for node in joint.graph.find_nodes(op="placeholder"))
+        return joint
+
+    def backend(dynamo: torch.fx.GraphModule, examples: Any) -> Any:
+        def compiler(kind: str, graph: torch.fx.GraphModule, examples: Any) -> Any:
+            return _torch.boxed(graph.forward)
+
+        return _torch.aot_backend(compiler, {}, lambda node: False, rewrite)(dynamo, examples)
+
+    x = torch.ones(3, requires_grad=True)
+    y = torch.compile(lambda x: x.sin(), backend=backend)(x)
+    assert len(targets) == 2, "the graph given to AOTAutograd's partitioner is not forward and backward"
+    torch.testing.assert_close(y, x.exp())
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -31,6 +31,7 @@ from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedErro
 from burnt.fusion.cuda_graph import replayed
 from burnt.fusion.graph import device_of, host_inputs, lazy_inputs, traced_of
 from burnt.fusion.infer import COMPOSITE, Constants, compile_with_constants
+from burnt.fusion.layout import use_channels_last
 from burnt.fusion.passes import run_passes
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -161,6 +162,7 @@ def backend(
         compiler,
         table,
         draws_again=lambda node: is_random(node) and node.target in LOWERINGS,
+        rewrite=use_channels_last,
     )
     return compile_all(graph, examples)  # type: ignore[no-any-return]
 
@@ -244,7 +246,7 @@ class _Compiler:
             if self.options.is_inference and kind == "inference":
                 plan = compile_with_constants(graph, parameters, self.constants, make)
             else:
-                plan = make(graph, parameters)
+                plan = make(use_channels_last(graph) if kind == "inference" else graph, parameters)
             self.torch_draws = False if has_draws else self.torch_draws
             return plan
         except CacheError:
