@@ -34,7 +34,7 @@ class Row(NamedTuple):
     """Steps of several targets that compute the same, as far as each has one."""
 
     part: str  # ``"forward"`` or ``"backward"``
-    name: str
+    name: str  # of a kernel in one of them, with the graphs of a model counted from 0; else of a library call
     steps: dict[str, Step]  # by target
 
 
@@ -94,9 +94,18 @@ def align(found: Mapping[str, Explanation]) -> list[Row]:
                     row = before[start + i] if start + i < end else {}
                     merged.append(row | ({target: steps[first + i]} if first + i < last else {}))
         for row in merged:
-            kernels = [step for step in row.values() if step.kind not in _OUTSIDE]
-            rows.append(Row(part, [*kernels, *row.values()][0].name, row))
+            kernels = {target: step for target, step in row.items() if step.kind not in _OUTSIDE}
+            target, step = next(iter((kernels or row).items()))
+            name = _own_name(step, found[target].steps)
+            is_taken = kernels and any(name == other.name for other in rows)
+            rows.append(Row(part, f"{name}_{target}" if is_taken else name, row))
     return rows
+
+
+def _own_name(step: Step, steps: Sequence[Step]) -> str:
+    """Return a step's name with the graphs of its model counted from 0."""
+    first = min((int(other.graph[5:].partition("_")[0]) for other in steps if other.graph), default=0)
+    return re.sub(r"^graph(\d+)", lambda match: f"graph{int(match[1]) - first}", step.name)
 
 
 def _table(rows: Sequence[Row], found: Mapping[str, Explanation]) -> tuple[list[str], list[list[str]]]:

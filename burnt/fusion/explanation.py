@@ -111,6 +111,7 @@ def _preserved(tensors: Sequence[Tensor]) -> Iterator[None]:
 def _explain_graphs(graphs: Sequence[Compiled], timed: bool) -> Explanation:
     steps: list[Step] = []
     texts: dict[str, str] = {}
+    assembly: dict[str, str] = {}
     for graph in graphs:
         if graph.plan is None:
             found = Explanation((Step(graph.name, "torch", graph.ops, 0, graph.reason),))
@@ -118,4 +119,5 @@ def _explain_graphs(graphs: Sequence[Compiled], timed: bool) -> Explanation:
             found = explain_plan(graph.plan, measure(graph.plan) if timed else None)
         steps += [dataclasses.replace(step, graph=graph.name) for step in found.steps]
         texts |= found.texts
-    return Explanation(tuple(steps), texts=texts)
+        assembly |= found.assembly
+    return Explanation(tuple(steps), texts=texts, assembly=assembly)

@@ -127,3 +127,15 @@ def test_steps_with_the_same_ops_are_in_the_same_row():
         {"c": "a_0", "triton": "b_0"}, {"c": "aten.mm"}, {"c": "a_1", "triton": "b_1"}, {"triton": "b_2"}
     ]  # fmt: skip
     assert [row.name for row in rows] == ["a_0", "aten.mm", "a_1", "b_2"]
+
+
+def test_kernels_of_a_model_have_names_of_their_own():
+    first = Explanation((step("graph3_forward_0", "mul", graph="graph3_forward"),))
+    forward = (step("graph5_forward_0", "mul", graph="graph5_forward"),)
+    backward = (step("graph4_backward_0", "exp", graph="graph4_backward"),)
+    second = Explanation(forward, backward=Explanation(backward))
+    second = Explanation(
+        (step("graph4_forward_0", "sum", graph="graph4_forward"), *forward), backward=second.backward
+    )
+    rows = align({"c": first, "triton": second})
+    assert [row.name for row in rows] == ["graph0_forward_0", "graph0_forward_0_c", "graph0_backward_0"]
