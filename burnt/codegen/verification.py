@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from burnt import _torch
 from burnt.codegen.backward import interpret, redraw
-from burnt.codegen.frontend.trace import is_random
+from burnt.codegen.frontend.trace import Traced, is_random
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.precision import matmul_eps
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
@@ -109,24 +109,29 @@ def interval_of(verify: Any, where: str) -> int | None:
     )
 
 
-def verify_plan(plan: CompiledPlan, interval: int, *, takes_list: bool = False) -> None:
-    """Let a plan's calls be verified, and those of its backward plans: `run`, or `run_and_free`.
+def verify_plan(plan: CompiledPlan, interval: int, traced: Traced | None = None) -> None:
+    """Let a plan's calls be verified, by `run`, and those of its backward plans.
 
-    The reference is the plan's graph, run by torch with the numbers that the plan draws.
+    The reference is the plan's graph, run by torch with the numbers that the plan draws; or the one that was
+    given to the passes, then the calls are by `run_and_free`.
     """
-    name = "run_and_free" if takes_list else "run"
+    name = "run" if traced is None else "run_and_free"
     plan.verify = functools.partial(verify_plan, interval=interval)
-    nodes = plan.traced.graph.graph.nodes
+    traced = plan.traced if traced is None else traced
+    nodes = traced.graph.graph.nodes
     if others := [str(n.target) for n in nodes if is_random(n) and n.target not in LOWERINGS]:
         text = f"{plan.name} is not verified, as torch draws random numbers: {', '.join(others)}"
         warnings.warn(text, FusionWarning, stacklevel=2)
         return
-    setattr(plan, name, _verified(plan, getattr(plan, name), Verification(plan.name, interval)))
+    traced = dataclasses.replace(traced, composite_graph=traced.graph)  # with what is saved
+    verified = _verified(plan, traced, getattr(plan, name), Verification(plan.name, interval))
+    setattr(plan, name, verified)
 
 
-def _verified(plan: CompiledPlan, run: Callable[..., Any], verification: Verification) -> Callable[..., Any]:
+def _verified(
+    plan: CompiledPlan, traced: Traced, run: Callable[..., Any], verification: Verification
+) -> Callable[..., Any]:
     """Return the function that runs a plan, or takes its arguments as a list, with verified calls."""
-    traced = dataclasses.replace(plan.traced, composite_graph=plan.traced.graph)  # with what is saved
     names = list(map(str, cast("Sequence[Any]", traced.graph.graph.output_node().args[0])))
     has_seed = plan.plan.seed is not None
 

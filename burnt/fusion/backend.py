@@ -318,13 +318,14 @@ def _plan(graph: torch.fx.GraphModule, fixed: frozenset[int], compiled: Compiled
     compiled = dataclasses.replace(compiled, plan=plan)
     if shown is not None:
         return _run_by_torch(graph, compiled)
-    if options.verify is not None:
-        verify_plan(plan, options.verify, takes_list=True)
-    run_plan, on_host, lazy = plan.run_and_free, host_inputs(graph, device), lazy_inputs(graph)
+    on_host, lazy = host_inputs(graph, device), lazy_inputs(graph)
     if options.is_captured:
         count = len(graph.graph.find_nodes(op="placeholder"))
         fixed = (fixed - {*on_host, *lazy}).union(range(count, count + len(captured)))
-        run_plan = replayed(run_plan, compiled.name, device, fixed, plan.mutated)
+        plan.run_and_free = replayed(plan.run_and_free, compiled.name, device, fixed, plan.mutated)
+    if options.verify is not None:
+        verify_plan(plan, options.verify, traced_of(graph, device).without_aliases())
+    run_plan = plan.run_and_free
 
     def run(arguments: list[Any]) -> list[Any]:
         compiled.ran()

@@ -13,6 +13,7 @@ from burnt import optim
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.verification import Difference, Verification, compare, interval_of, listeners
 from burnt.errors import FusionError, FusionWarning, InputValueError
+from burnt.fusion import backend
 from burnt.store import RunReader
 from burnt.train import ClassificationOutput, Learner
 from tests.train.cases import labelled, supervised
@@ -76,6 +77,16 @@ def test_a_broken_lowering_is_reported(tanh_is_sin):
     assert re.search(r"off by \S+ of the largest number, where \S+ is allowed", str(error.value))
     with torch.no_grad():
         model(torch.randn(3, 4))  # only new plans are compared
+
+
+def test_a_broken_pass_is_reported(monkeypatch):
+    def broken(graph):
+        for node in graph.find_nodes(op="call_function", target=aten.tanh.default):
+            node.target = aten.sin.default
+
+    monkeypatch.setattr(backend, "run_passes", broken)
+    with pytest.raises(FusionError, match=BROKEN):
+        burnt.compile(lambda x: x.tanh(), verify=True)(torch.randn(5))
 
 
 def test_a_broken_backward_and_a_broken_change_in_place_are_reported(monkeypatch):
