@@ -270,8 +270,8 @@ def quantize(
     order = {path: i for i, (path, _) in enumerate(model.named_modules())}
     notes += _fast_path_notes([site for site in sites if site.new is not None])
     _commit(model, sites, smoothings, list(folded))
-    for site in sites if interval is not None else ():
-        if site.new is not None:
+    for site in sites:
+        if site.new is not None and interval is not None:
             site.new.register_forward_hook(functools.partial(_verify, Verification(site.path, interval)))
     ordered = sorted(layers, key=lambda path: order.get(path, 0))
     return QuantReport(tuple(layers[path] for path in ordered), tuple(notes))

@@ -114,9 +114,10 @@ def _wrapper_in(model: nn.Module) -> str | None:
 def _class_now(module: nn.Module) -> type:
     """Return a module's class, or its original one if it waits: copies do not decide."""
     site = site_of(module)
-    if site is None or site.state != "swapped":
-        return original_class(module)
-    return class_with_kernels(module, site.kind)
+    if site is not None and site.state == "swapped":
+        return class_with_kernels(module, site.kind)
+    original: type = original_class(module)
+    return original
 
 
 def _class_when_restored(module: nn.Module) -> type:

@@ -202,7 +202,7 @@ class CompiledPlan:
         return self.generate()
 
     @functools.cached_property
-    def run_and_free(self) -> Callable[[list[Any]], tuple[Any, ...]]:
+    def run_and_free(self) -> Callable[[list[Any]], Sequence[Any]]:
         """As `run`, of a list, which it empties: an input is freed after the last step that reads it."""
         return self.generate(takes_list=True)
 
