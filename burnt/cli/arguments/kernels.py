@@ -63,7 +63,7 @@ def add(burnt: Parser) -> None:
     bench.choice("--step", ["both", "forward", "training"], "which steps to measure", "both")
     bench.flag("--report", "also print which modules were swapped, and whole errors")
 
-    text = "show the kernels of a function or model, in several languages and for GPUs that need not be here"
+    text = "show the kernels of a function or model, for any GPU"
     explain = burnt.command("explain", text, _EXPLAIN_EXAMPLES, "explain")
     text = "a function of tensors, a model, or a function that returns a model or (model, inputs)"
     explain.words("function", "MODULE:NAME", text)
