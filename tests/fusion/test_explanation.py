@@ -101,6 +101,7 @@ def test_arguments_that_are_changed_in_place_are_put_back():
     assert torch.equal(cache, torch.zeros(3))
 
 
+@pytest.mark.full
 def test_there_is_no_backward_without_gradients():
     with torch.no_grad():
         assert burnt.explain(Net(), torch.randn(6, 4), timed=False).backward is None
