@@ -349,7 +349,6 @@ def _training_shapes(
         if learner.compile is not False and "" not in report.shapes:
             raise DefinitionError(
                 "compile= has no effect, as the training step does not call the model itself",
-                where="Learner",
                 expected="a step that calls model(...)",
                 found=f"calls of {', '.join(report.shapes) or 'no module'}"[:200],
                 hint='without it, compile what the step calls: model.encoder.compile(backend="burnt")',
