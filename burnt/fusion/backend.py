@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from burnt import _torch
 from burnt.codegen.explanation import source_only
@@ -154,6 +155,7 @@ def backend(
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
     table = {**decompositions(), **_torch.decompositions(_POINTWISE_BACKWARDS)}
     table[torch.ops.aten.native_dropout.default] = _dropout
+    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     compiler = _Compiler(f"graph{next(_numbers)}", options, graph)
     if options.is_inference and not (torch.is_grad_enabled() and _has_gradients(graph, examples)):
         for op in COMPOSITE:
@@ -177,6 +179,34 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     mask = torch.rand(x.shape, dtype=torch.float32, device=x.device) >= p
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _encoder_layer(
+    src: Tensor, width: int, num_heads: int, qkv: Tensor, qkv_bias: Tensor, out: Tensor, out_bias: Tensor,
+    use_gelu: bool, norm_first: bool, eps: float, *others: Any,
+) -> Any:  # fmt: skip
+    """The one op that torch makes of an encoder layer in inference, as ops; not with a mask."""
+    scale, shift, scale_2, shift_2, up, up_bias, down, down_bias, *masks = others
+    if src.dim() != 3 or any(mask is not None for mask in masks):
+        return NotImplemented
+
+    def attend(x: Tensor) -> Tensor:
+        q, k, v = F.linear(x, qkv, qkv_bias).unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return F.linear(attended.transpose(1, 2).flatten(2), out, out_bias)
+
+    def feed(x: Tensor) -> Tensor:
+        wide = F.linear(x, up, up_bias)
+        return F.linear(F.gelu(wide) if use_gelu else F.relu(wide), down, down_bias)
+
+    def norm(x: Tensor, *affine: Tensor) -> Tensor:
+        return F.layer_norm(x, (width,), *affine, eps)
+
+    if norm_first:
+        x = src + attend(norm(src, scale, shift))
+        return x + feed(norm(x, scale_2, shift_2))
+    x = norm(src + attend(src), scale, shift)
+    return norm(x + feed(x), scale_2, shift_2)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

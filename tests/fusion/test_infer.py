@@ -153,6 +153,22 @@ def test_products_take_their_activation(approximate: str, rests: list[torch.fx.G
     assert_as_eager(compiled, model, x[:1])
 
 
+@pytest.mark.parametrize("norm_first", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_torchs_encoder_layer_in_one_op_becomes_ops(
+    norm_first: bool, rests: list[torch.fx.GraphModule]
+) -> None:
+    activation: Any = "gelu" if norm_first else "relu"
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 32, batch_first=True, norm_first=norm_first, activation=activation, layer_norm_eps=0.1
+    ).eval()
+    for parameter in layer.parameters():
+        parameter.uniform_(-1, 1)
+    assert_as_eager(burnt.compile(layer, mode="infer", fullgraph=True), layer, torch.randn(2, 5, 16))
+    assert "aten._transformer_encoder_layer_fwd.default" not in targets(rests[0])
+    mask = torch.ones(5, 5).triu(1).bool()
+    assert_as_eager(burnt.compile(layer, mode="infer", fullgraph=True), layer, torch.randn(2, 5, 16), mask)
+
+
 @pytest.mark.full
 def test_bfloat16() -> None:
     model, x = images()
