@@ -126,7 +126,8 @@ def explain_step(step: Kernel | TorchCall, plan: Plan) -> Step:
         if step.node.target in VIEW_OPS:
             return Step(name, "view", ops, 0, "a torch call reads or returns its memory")
         num_bytes = _num_bytes([*step.inputs.values(), *(b for b in step.outputs if b is not None)])
-        return Step(name, "library", ops, num_bytes, f"torch's call is used: {step.reason}")
+        chosen = step.node.meta.get("library")
+        return Step(name, "library", ops, num_bytes, chosen or f"torch's call is used: {step.reason}")
     num_bytes = _num_bytes([*step.buffers_read, *step.buffers_written])
     return Step(step.name, step.kind, tuple(_ops(step)) or ("copy",), num_bytes, _why_separate(step, plan))
 
@@ -155,7 +156,7 @@ def _why_separate(kernel: Kernel, plan: Plan) -> str:
         s for s in plan.steps if isinstance(s, TorchCall) and any(b in s.inputs.values() for b in stores)
     ]
     if readers:
-        return f"{readers[0].node.target} reads its result from memory"
+        return f"{_target_name(readers[0].node)} reads its result from memory"
     if any(b.role == "intermediate" for b in stores):
         return "other rows need its reductions, or its rows are few and long"
     sizes = ", ".join(str(tuple(b.shape)) for b in stores)

@@ -1,6 +1,7 @@
 """Passes over aten graphs that choose which library computes a node; they serve Inductor's graphs too.
 
-A pass takes an FX graph whose nodes have their fake tensors as ``meta["val"]``, and changes it in place.
+A pass takes an FX graph whose nodes have their fake tensors as ``meta["val"]``, and changes it in place. It
+says why it chose a library as ``meta["library"]``, which `burnt.explain` shows.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def multiply_by_onednn(graph: Graph, mm: Any, addmm: Any) -> None:
             with graph.inserting_before(node):
                 a = _call(graph, aten.clone.default, a, memory_format=torch.contiguous_format)
         node.target, node.args = addmm if is_addmm else mm, (*bias, a, b)
+        node.meta["library"] = "oneDNN is faster here than the library of torch's call"
 
 
 def differentiate_attention_in_float32(graph: Graph) -> None:
@@ -66,6 +68,7 @@ def differentiate_attention_in_float32(graph: Graph) -> None:
         with graph.inserting_before(node):
             wide = [_call(graph, _CAST, a, torch.float32) for a in node.args[:5]]
         node.args = (*wide, *node.args[5:])
+        node.meta["library"] = f"torch's call is used in float32: {fact.reason}"
         node.meta["val"] = tuple(g.float() for g in node.meta["val"])
         for part in list(node.users):
             part.meta["val"] = part.meta["val"].float()

@@ -64,6 +64,14 @@ def test_large_products_are_onednns_and_equal() -> None:
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
 
 
+def test_the_choice_is_explained() -> None:
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = burnt.explain(burnt.compile(nn.Linear(96, 112)), randn(128, 96))
+    (step,) = (step for step in found.steps if step.kind == "library")
+    assert (step.name, step.why) == ("onednn_addmm", "oneDNN is faster here than the library of torch's call")
+
+
 @pytest.mark.parametrize("change", [{"vendor": "Intel"}, {"capability": "AVX2"}, {"has_mkl": False}])
 def test_other_processors_keep_torchs_products(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch

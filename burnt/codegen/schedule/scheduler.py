@@ -245,7 +245,7 @@ class _Scheduler:
             return "torch refuses this dtype"
         if node.target in MATMUL_LOWERINGS and is_supported and self.target.why_torch_matmul is not None:
             return self.target.why_torch_matmul(node)
-        return None if lowering is not None and is_supported else "not lowered"
+        return None if lowering is not None and is_supported else node.meta.get("library", "not lowered")
 
     def lower_matmul(self, node: torch.fx.Node) -> Any:
         """Lower a matmul to a kernel. Expensive operands are materialized: tiles and taps read them again."""
