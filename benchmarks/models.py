@@ -13,8 +13,9 @@ The second: CPU seconds of a first training step, compilers included, each in a 
 caches and with those of the first; less what Dynamo and AOTAutograd take of it, which is the backend
 ``aot_eager``. The third: the step of the models' own rounding, the error of all gradients beside float64.
 
-Models are built of configurations, with random weights. ``--device cuda`` runs them in bfloat16, with
-Inductor's ``max-autotune`` and CUDA graphs on both sides. Needs transformers.
+Models are built of configurations, with random weights. ``--device cuda`` trains three in bfloat16, next to
+Inductor's ``max-autotune``, which captures CUDA graphs, as `burnt.compile` does for inference alone. Needs
+transformers.
 """
 
 from __future__ import annotations
@@ -234,7 +235,7 @@ def made(row: Row, rival: str, model: nn.Module, arguments: tuple[Tensor, ...]) 
     if rival == "swap":
         burnt.swap(model, mode="train" if row.train else "infer", remeasure=True)
     if rival == "burnt":
-        return burnt.compile(model)
+        return burnt.compile(model, mode="train" if row.train else "infer")
     return model
 
 
