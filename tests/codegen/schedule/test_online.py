@@ -106,7 +106,7 @@ def test_cross_entropy_reads_its_logits_once() -> None:
     text = next(iter(entry.forward.texts.values()))  # type: ignore[union-attr]
     # Both loops of a block, and the label's own logit.
     assert text.count("for (int64_t block") == 1
-    assert text.count("x0[") == 3
+    assert text.count("b0[") == 3
 
 
 def test_short_rows_of_squares_and_of_exponentials_take_two_passes() -> None:

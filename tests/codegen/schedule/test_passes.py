@@ -54,7 +54,7 @@ def test_reductions_of_the_same_rows_share_a_pass() -> None:
     (kernel,) = kernels(forward_of(function))
     assert [len(steps) for steps in kernel.passes() if steps[0].inner] == [3]
     (text,) = forward_of(function).texts.values()
-    assert text.count("x0[") == 1
+    assert text.count("b0[") == 1
 
 
 @pytest.mark.sample(2)
