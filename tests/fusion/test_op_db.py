@@ -128,7 +128,7 @@ def check(names: Sequence[str], dtype: torch.dtype, *, fullgraph: bool = True) -
     samples = [sample_of(name, dtype) for name in names]
     graph = Graph(samples)
     with warnings.catch_warnings():
-        warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
+        warnings.simplefilter("error" if fullgraph else "ignore", FusionWarning)  # a graph that torch runs
         try:
             found = graph.outcome(burnt.compile(graph.fn, fullgraph=fullgraph))
         except Exception as error:
