@@ -144,6 +144,7 @@ class _Split(NamedTuple):
 
 def _split(graph: torch.fx.GraphModule, parameters: frozenset[int]) -> _Split:
     rest = torch.fx.GraphModule(graph, _copied(graph.graph))
+    _erase_dead(rest.graph)  # such as statistics that a batch norm returns
     inputs = rest.graph.find_nodes(op="placeholder")
     rewriter = _Rewriter(rest.graph, [inputs[i] for i in sorted(parameters)])
     rewriter.rewrite()
@@ -245,8 +246,6 @@ class _Rewriter:
                 self.rewrite_conv(node)
             elif node.target in (aten.mm.default, aten.addmm.default):
                 self.rewrite_linear(node)
-            elif node.target is _BATCH_NORM and any(user.users for user in node.users):
-                self.rewrite_norm(node)
             elif node.target in (aten.view.default, aten._unsafe_view.default):
                 node.target = aten.reshape.default  # of an image that is channels-last now
 
@@ -272,7 +271,7 @@ class _Rewriter:
         else:
             with self.graph.inserting_before(last):
                 new = self.add(node.target, x, weight, bias, *node.args[3:])
-        self.replace(last, new)
+        last.replace_all_uses_with(new, propagate_meta=True)
 
     def pixel_by_product(self, x: _Node, weight: _Node, bias: _Node | None, shape: Sequence[int]) -> _Node:
         """Convolve images of one pixel as by a linear layer: a convolution costs more than it computes."""
@@ -306,49 +305,22 @@ class _Rewriter:
         else:
             with self.graph.inserting_before(last):
                 new = self.add(aten.addmm.default, bias, x, weight)
-        self.replace(last, new)
-
-    def replace(self, last: _Node, new: _Node) -> None:
-        new.meta["val"] = last.meta["val"]
-        last.replace_all_uses_with(new)
+        last.replace_all_uses_with(new, propagate_meta=True)
 
     def with_norm(
         self, node: _Node, weight: _Node, bias: _Node | None, *, is_transposed: bool = False
     ) -> tuple[_Node, _Node | None, _Node]:
         """Return weight and bias with the batch norm that takes the node's result, and the last node."""
         norm = next(iter(node.users))
-        if len(node.users) > 1 or norm.target is not _BATCH_NORM or not self.is_foldable(norm):
+        if len(node.users) > 1 or norm.target is not _BATCH_NORM or not self.are_constant(norm.args[1:5]):
             return weight, bias, node
-        value = weight.meta["val"]
+        (result,), value = norm.users, weight.meta["val"]
         axis = -1 if is_transposed else 0
         with self.graph.inserting_before(norm):
             both = self.add(_with_norm, weight, bias, *norm.args[1:5], norm.args[6], axis, like=())
             new = self.add(operator.getitem, both, 0, like=value)
             shift = self.add(operator.getitem, both, 1, like=value.new_empty(value.shape[axis]))
-        return new, shift, next(iter(norm.users))
-
-    def is_foldable(self, norm: _Node) -> bool:
-        takes_first = all(user.target is operator.getitem and user.args[1] == 0 for user in norm.users)
-        return takes_first and len(norm.users) == 1 and self.are_constant(norm.args[1:5])  # type: ignore[arg-type]
-
-    def rewrite_norm(self, norm: _Node) -> None:
-        """A batch norm is a scale and a shift."""
-        if not self.is_foldable(norm):
-            return
-        (result,) = norm.users
-        x, *statistics, _, eps = norm.args
-        value, dtype = x.meta["val"], torch.promote_types(x.meta["val"].dtype, torch.float32)  # type: ignore[union-attr]
-        axes = [-1, *[1] * (value.dim() - 2)]
-        like = value.new_empty(value.shape[1:2], dtype=dtype)
-        with self.graph.inserting_before(norm):
-            both = self.add(_scale_and_shift, *statistics, eps, dtype, like=())
-            scale, shift = (
-                self.add(aten.view.default, self.add(operator.getitem, both, i, like=like), axes)
-                for i in range(2)
-            )
-            wide = self.add(aten._to_copy.default, x, dtype=dtype)
-            sum_ = self.add(aten.add.Tensor, self.add(aten.mul.Tensor, wide, scale), shift)
-            self.replace(result, self.add(aten._to_copy.default, sum_, dtype=value.dtype))
+        return new, shift, result
 
     def with_activation(self, last: _Node, epilogues: Any) -> tuple[tuple[str, str], _Node]:
         """Return the activation, as oneDNN has it, that is the only use of a node, and the last node."""
@@ -380,20 +352,12 @@ def _is_onednn(x: Tensor, weight: Tensor) -> bool:
 # --- what is computed once --------------------------------------------------------------------------------
 
 
-def _scale_and_shift(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return a batch norm as scale and shift, computed in float64."""
-    weight, bias, mean, var, eps, dtype, *conv_bias = arguments
-    wide = [t if t is None else t.double() for t in (mean, var, weight, bias)]
-    scale, shift = folded_norm(*wide, eps, *(b if b is None else b.double() for b in conv_bias))
-    return scale.to(dtype), shift.to(dtype)
-
-
 def _with_norm(weight: Tensor, bias: Tensor | None, *norm: Any) -> tuple[Tensor, Tensor]:
     """Return a weight and bias that do what a batch norm does; the last argument is the axis of channels."""
-    *norm, axis = norm
-    scale, shift = _scale_and_shift(*norm, torch.float64, bias)
+    wide = [t.double() if isinstance(t, Tensor) else t for t in (*norm[:4], bias)]
+    scale, shift = folded_norm(*wide[2:4], *wide[:2], norm[4], wide[4])
     by_channel = [1] * weight.dim()
-    by_channel[axis] = -1
+    by_channel[norm[5]] = -1
     return (weight.double() * scale.view(by_channel)).to(weight.dtype), shift.to(weight.dtype)
 
 
