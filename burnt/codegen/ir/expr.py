@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -456,7 +457,7 @@ class Expr:
 def const(value: float, dtype: torch.dtype) -> Expr:
     """Build a constant of a dtype: floats are rounded to it, integers wrap around."""
     if dtype.is_floating_point:
-        value = float(torch.tensor(value, dtype=torch.float64).to(dtype))
+        value = rounded(value, dtype)
     elif dtype == torch.bool:
         value = bool(value)
     else:
@@ -466,6 +467,22 @@ def const(value: float, dtype: torch.dtype) -> Expr:
         value = int(value) % (1 << bits) if math.isfinite(value) else 0
         value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
     return Expr.make("const", (), dtype, value)
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """Round to a float dtype. A tensor would take a millisecond while torch compiles a graph.
+
+    >>> rounded(0.1, torch.float32), rounded(1e39, torch.float32), rounded(1e39, torch.bfloat16)
+    (0.10000000149011612, inf, inf)
+    """
+    if dtype == torch.float64:
+        return float(value)
+    if dtype == torch.float32:
+        try:
+            return float(struct.unpack("f", struct.pack("f", value))[0])
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    return float(torch.tensor(value, dtype=torch.float64).to(dtype))
 
 
 def extreme(dtype: torch.dtype, *, lowest: bool) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from burnt.codegen.eager_policy import why_torch_is_faster
 from burnt.codegen.ir import Buffer, Kernel
@@ -11,6 +13,9 @@ from burnt.codegen.runtime import c_compiler, c_library
 from burnt.codegen.runtime.host_code import CCall, HostCode
 from burnt.codegen.runtime.target import BuiltKernels, Launcher, Target, size_templates
 from burnt.codegen.schedule.capabilities import OnlineThresholds, PartialSumLimits
+
+_FILE_LENGTH = 24_000  # characters of functions in a file that is worth compiling next to another
+_MAX_FILES = 8
 
 
 def _build_c(
@@ -31,13 +36,12 @@ def _build_c(
             bodies[kernel] = with_constant_sizes(template)
     # Equal kernels are one function. Its name is the same in any plan, so that equal plans are one library.
     names = {body: f"kernel{i}" for i, body in enumerate(dict.fromkeys(bodies.values()))}
-    source = "".join([c_compiler.PREAMBLE, print_helpers(), *(f"void {n}{b}" for b, n in names.items())])
-    library = c_library.load(source, list(names.values()))
+    functions = _compile({name: f"void {name}{body}" for body, name in names.items()}, print_helpers())
     slots = {buffer: i for i, buffer in enumerate(buffers)}
     number_slots = {number: i for i, number in enumerate(number_positions)}
 
     def launch(kernel: Kernel) -> Launcher:
-        address, arguments = c_library.address_of(library[names[bodies[kernel]]]), kernel.arguments
+        address, arguments = c_library.address_of(functions[names[bodies[kernel]]]), kernel.arguments
         used = [slots[a] for a in arguments if isinstance(a, Buffer)]
         used_numbers = [number_slots[a] for a in arguments if not isinstance(a, Buffer)]
 
@@ -56,6 +60,22 @@ def _build_c(
 
     texts = {kernel: f"void {kernel.name}{body}" for kernel, body in bodies.items()}
     return BuiltKernels(texts, {kernel: launch(kernel) for kernel in kernels})
+
+
+def _compile(texts: Mapping[str, str], helpers: str) -> dict[str, c_compiler.CFunction]:
+    """Compile functions, many of them in several files at once: a file more takes 50 ms."""
+    count = min(os.cpu_count() or 1, -(-sum(map(len, texts.values())) // _FILE_LENGTH), _MAX_FILES)
+    # Neighbours differ little in length, so each file gets about as much as the others.
+    parts = [list(texts)[i::count] for i in range(count)]
+
+    def load(names: Sequence[str]) -> Mapping[str, c_compiler.CFunction]:
+        source = "".join([c_compiler.PREAMBLE, helpers, *[texts[name] for name in names]])
+        return c_library.load(source, names).functions
+
+    if count == 1:
+        return dict(load(parts[0]))
+    with ThreadPoolExecutor(count) as pool:
+        return {name: function for found in pool.map(load, parts) for name, function in found.items()}
 
 
 def _parametrize_sizes(template: str, kernel: Kernel) -> tuple[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from importlib import resources
 import torch
 
 from burnt.codegen.ir import Expr, IndexExpr, Var, walk
-from burnt.codegen.ir.expr import extreme
+from burnt.codegen.ir.expr import extreme, rounded
 
 _HEADERS = ("math.h", "convert.h", "float8.h", "random.h")
 
@@ -95,7 +95,7 @@ def constant(value: float, dtype: torch.dtype) -> str:
     if dtype == torch.float64:
         return f"({float(value).hex()})"
     # Rounded to float here: with a double constant, the compiler would compute in double.
-    return f"({float(torch.tensor(value, dtype=torch.float32)).hex()}f)"
+    return f"({rounded(value, torch.float32).hex()}f)"
 
 
 def lowest(dtype: torch.dtype) -> str:
