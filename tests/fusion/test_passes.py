@@ -147,6 +147,7 @@ def test_other_attention_is_differentiated_as_it_is(length: int, dtype: torch.dt
     assert CAST not in targets(graph.graph)
 
 
+@pytest.mark.full  # 4 s
 def test_the_passes_serve_inductor() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(96, 112), nn.GELU(), nn.Linear(112, 96))
