@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import burnt
 import burnt.device
+from burnt.fusion import inductor
 from burnt.fusion.passes import run_passes
 from burnt.kernels.ops.matmul import onednn_addmm, onednn_mm
 
@@ -180,3 +181,10 @@ def test_inductor_keeps_its_cache_by_processor(monkeypatch: pytest.MonkeyPatch) 
     assert burnt.inductor_pass().uuid() == before
     monkeypatch.setattr(burnt.device, "_override", dataclasses.replace(SLOW_MKL, vendor="Intel"))
     assert burnt.inductor_pass().uuid() != before
+
+
+def test_a_pass_registers_what_inductors_cached_graphs_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Any] = []
+    monkeypatch.setattr(inductor, "_ops", lambda: registered.append(True))
+    burnt.inductor_pass()
+    assert registered  # Inductor does not run the pass for a graph of its cache
