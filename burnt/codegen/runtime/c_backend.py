@@ -25,7 +25,8 @@ def _build_c(
 
     templates = {kernel: print_kernel(kernel) for kernel in kernels}
     has_size_parameters = size_templates.needs_parameters(
-        "\n".join([kernels[0].name, *templates.values()])  # plans of another name have their own
+        # Plans of another name have their own; those of a graph's sizes differ in what follows ``_size``.
+        "\n".join([kernels[0].name.partition("_size")[0], *templates.values()])
     )
     sizes: dict[Kernel, tuple[int, ...]] = dict.fromkeys(kernels, ())
     bodies = {}
