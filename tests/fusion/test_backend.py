@@ -157,10 +157,10 @@ def test_a_backward_that_cannot_draw_the_numbers_of_kernels_again(monkeypatch: p
 
     plan = module._plan
 
-    def failing(graph: torch.fx.GraphModule, compiled: Any, **options: Any) -> Any:
+    def failing(graph: torch.fx.GraphModule, fixed: Any, compiled: Any, options: Any) -> Any:
         if "backward" in compiled.name:
             raise ValueError("a fault")
-        return plan(graph, compiled, **options)
+        return plan(graph, fixed, compiled, options)
 
     monkeypatch.setattr(module, "_plan", failing)
     x = torch.randn(50, requires_grad=True)

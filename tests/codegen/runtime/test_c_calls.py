@@ -157,3 +157,21 @@ def test_what_frees_memory_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
     for buffer in large:
         users = [i for i, step in enumerate(backward.prepared_steps) if buffer in step.buffers]
         assert users[-1] - users[0] <= 3, (buffer, users)
+
+
+def test_a_third_size_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[str] = []
+    load = c_library.load
+    monkeypatch.setattr(
+        c_library, "load", lambda source, names: sources.append(source) or load(source, names)
+    )
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU())
+    compiled = burnt.compile(model, dynamic=True)
+    for rows in (32, 48, 80, 112):
+        x = torch.randn(rows, 6)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+    generated = [source for source in sources if "void kernel" in source]
+    assert len(generated) == 4
+    assert len(set(generated)) == 2
