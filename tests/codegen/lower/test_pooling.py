@@ -311,7 +311,7 @@ def test_output_rows_are_prefetched_while_exp_is_computed() -> None:
 
     (line,) = asked(6, 3000)
     assert "p = block; p < end; p += 16" in line
-    assert line.endswith("__builtin_prefetch(&y0[i0 * 3000] + p, 1);")
+    assert line.endswith("__builtin_prefetch(&b1[i0 * 3000] + p, 1);")
     # Not for rows that are short, or exceed the cache.
     assert not asked(6, 100)
     assert not asked(2, 40000)
@@ -325,7 +325,7 @@ def test_wide_pools_by_columns() -> None:
 def test_scratch_begins_where_the_middle_does() -> None:
     for padding, first in ((1, 15), (2, 14)):
         fn = lambda x, p=padding: F.max_pool2d(x, 5, 2, p)  # noqa: E731
-        assert f"s1[i2 + {first}] = " in source_of(same(fn, values(1, 2, 40, 64)))
+        assert f"local0[i2 + {first}] = " in source_of(same(fn, values(1, 2, 40, 64)))
 
 
 # --- gradients of maxima ----------------------------------------------------------------------------------
