@@ -13,7 +13,7 @@ import functools
 import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import torch
@@ -155,7 +155,8 @@ def backend(
     """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
     table = {**decompositions(), **_torch.decompositions(_POINTWISE_BACKWARDS)}
     table[torch.ops.aten.native_dropout.default] = _dropout
-    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
+    cast = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}
+    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = functools.partial(_encoder_layer, cast)
     compiler = _Compiler(f"graph{next(_numbers)}", options, graph)
     if options.is_inference and not (torch.is_grad_enabled() and _has_gradients(graph, examples)):
         for op in COMPOSITE:
@@ -182,30 +183,35 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 
 def _encoder_layer(
-    src: Tensor, width: int, num_heads: int, qkv: Tensor, qkv_bias: Tensor, out: Tensor, out_bias: Tensor,
+    cast: Mapping[str, torch.dtype], src: Tensor, width: int, num_heads: int,
+    qkv: Tensor, qkv_bias: Tensor, out: Tensor, out_bias: Tensor,
     use_gelu: bool, norm_first: bool, eps: float, *others: Any,
 ) -> Any:  # fmt: skip
-    """The one op that torch makes of an encoder layer in inference, as ops; not with a mask."""
+    """torch's one op for an encoder layer in inference, as ops in autocast's dtype; without a mask."""
     scale, shift, scale_2, shift_2, up, up_bias, down, down_bias, *masks = others
     if src.dim() != 3 or any(mask is not None for mask in masks):
         return NotImplemented
+    dtype = cast.get(src.device.type, src.dtype)  # autocast does not see what a decomposition calls
+
+    def linear(*operands: Tensor) -> Tensor:
+        return F.linear(*(t.to(dtype) for t in operands))
 
     def attend(x: Tensor) -> Tensor:
-        q, k, v = F.linear(x, qkv, qkv_bias).unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = linear(x, qkv, qkv_bias).unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v)
-        return F.linear(attended.transpose(1, 2).flatten(2), out, out_bias)
+        return linear(attended.transpose(1, 2).flatten(2), out, out_bias)
 
     def feed(x: Tensor) -> Tensor:
-        wide = F.linear(x, up, up_bias)
-        return F.linear(F.gelu(wide) if use_gelu else F.relu(wide), down, down_bias)
+        wide = linear(x, up, up_bias)
+        return linear(F.gelu(wide) if use_gelu else F.relu(wide), down, down_bias)
 
     def norm(x: Tensor, *affine: Tensor) -> Tensor:
-        return F.layer_norm(x, (width,), *affine, eps)
+        return F.layer_norm(x, (width,), *(t.to(x.dtype) for t in affine), eps)
 
     if norm_first:
-        x = src + attend(norm(src, scale, shift))
+        x = (src + attend(norm(src, scale, shift))).to(dtype)
         return x + feed(norm(x, scale_2, shift_2))
-    x = norm(src + attend(src), scale, shift)
+    x = norm((src + attend(src)).to(dtype), scale, shift)
     return norm(x + feed(x), scale_2, shift_2)
 
 

@@ -133,11 +133,13 @@ def test_calls_with_gradients_are_not_captured(captured: list[Replayed]) -> None
 
 def test_the_last_graphs_are_kept(captured: list[Replayed], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graph, "_MAX_GRAPHS", 2)
+    place = torch.empty(2)
     call = cuda_graph.replayed(
-        lambda given: [given[0] * given[1]], "f", torch.device("cpu"), frozenset({1}), []
+        lambda given: [torch.mul(*given, out=place)], "f", torch.device("cpu"), frozenset({1}), []
     )
     weights = [torch.full((2,), float(i)) for i in range(3)]
     for i in (0, 1, 2, 2, 0):
         (result,) = call([torch.ones(2), weights[i]])
         assert torch.equal(result, weights[i])
+        assert result.data_ptr() != place.data_ptr()
     assert len(captured) == 4

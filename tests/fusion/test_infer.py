@@ -165,6 +165,11 @@ def test_torchs_encoder_layer_in_one_op_becomes_ops(
         parameter.uniform_(-1, 1)
     assert_as_eager(burnt.compile(layer, mode="infer", fullgraph=True), layer, torch.randn(2, 5, 16))
     assert "aten._transformer_encoder_layer_fwd.default" not in targets(rests[0])
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (m(x) for m in (burnt.compile(layer, mode="infer", fullgraph=True), layer))
+        assert found.dtype == expected.dtype
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.2)
     mask = torch.ones(5, 5).triu(1).bool()
     assert_as_eager(burnt.compile(layer, mode="infer", fullgraph=True), layer, torch.randn(2, 5, 16), mask)
 
