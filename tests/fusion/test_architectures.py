@@ -146,17 +146,27 @@ def steps(model: Any, call: Any, inputs: Inputs, count: int) -> Iterator[tuple[T
 def test_three_steps_are_as_close_to_float64_as_eager(name: str) -> None:
     model, inputs = built(name)
     eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    last = copy.deepcopy(model).to(memory_format=torch.channels_last)
     wide = {key: value.double() if value.is_floating_point() else value for key, value in inputs.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
         count = STEPS.get(name, 3)
         found = list(steps(model, burnt.compile(model), inputs, count))
     of_eager, right = list(steps(eager, eager, inputs, count)), list(steps(exact, exact, wide, count))
-    for number, (ours, torchs, exactly) in enumerate(zip(found, of_eager, right, strict=True)):
-        torch.testing.assert_close(ours[0].double(), exactly[0], rtol=1e-5, atol=1e-6)
+    of_images = of_eager
+    if "pixel_values" in inputs:
+        # In either layout: an activation next to a kink of ReLU6 is rounded to one side or to the other.
+        images = {"pixel_values": inputs["pixel_values"].to(memory_format=torch.channels_last)}
+        of_images = list(steps(last, last, images, count))
+    for number, (ours, torchs, other, exactly) in enumerate(
+        zip(found, of_eager, of_images, right, strict=True)
+    ):
+        of_loss = max(abs(float(t[0] - exactly[0])) for t in (torchs, other))
+        torch.testing.assert_close(ours[0].double(), exactly[0], rtol=1e-5, atol=4 * of_loss + 1e-6)
         largest = max(float(t.abs().max()) for t in exactly[1].values() if t.is_floating_point())
         for key, value in exactly[1].items():
-            error, torchs_error = (float((t[1][key] - value).abs().max()) for t in (ours, torchs))
+            error, *errors = (float((t[1][key] - value).abs().max()) for t in (ours, torchs, other))
+            torchs_error = max(errors)
             assert error <= 4 * torchs_error + 1e-6 * largest, (number, key, error, torchs_error, largest)
 
 
