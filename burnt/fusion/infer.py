@@ -27,13 +27,12 @@ from burnt.kernels.ops.conv.conv import folded_norm
 from burnt.kernels.ops.matmul import ONEDNN_EPILOGUES as LINEAR_EPILOGUES
 from burnt.kernels.ops.matmul import is_onednn_best
 
-aten = torch.ops.aten
+aten, mkldnn = torch.ops.aten, torch.ops.mkldnn
 _Node = torch.fx.Node
 _Boxed = Callable[[list[Any]], Any]
 _Plan = Callable[[torch.fx.GraphModule, frozenset[int]], _Boxed]
 
 _BATCH_NORM = aten._native_batch_norm_legit_no_training.default
-_LINEAR, _CONV = torch.ops.mkldnn._linear_pointwise.default, torch.ops.mkldnn._convolution_pointwise.default
 # A value is computed once if it takes no more bytes than what it is computed from, or no more than these.
 _FEW_BYTES = 1 << 20
 
@@ -68,7 +67,9 @@ class Constants:
         entry = self.entries.get(ids)
         if entry is None or entry[0] != state:
             entries = self.entries
-            references = [weakref.ref(source, lambda _: entries.pop(ids, None)) for source in sources]
+            # Of the storages, too: another one may get the address of one that is freed.
+            owners: list[Any] = [owner for t in sources for owner in (t, t.untyped_storage())]
+            references = [weakref.ref(owner, lambda _: entries.pop(ids, None)) for owner in owners]
             entry = entries[ids] = state, references, {}
         values = entry[2].get(key)
         if values is None:
@@ -117,6 +118,8 @@ def _retraced(graph: torch.fx.GraphModule, strides: Sequence[tuple[int, ...] | N
 
     inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
     copies = [t.new_empty_strided(t.shape, t.stride()) for t in inputs]
+    copies = [c.conj() if t.is_conj() else c for c, t in zip(copies, inputs, strict=True)]
+    copies = [torch._neg_view(c) if t.is_neg() else c for c, t in zip(copies, inputs, strict=True)]
     return _torch.retraced(call, copies, decompositions())
 
 
@@ -265,7 +268,16 @@ class _Rewriter:
                 packed = self.add(
                     _packed_conv, weight, *sizes, like=weight.meta["val"], size=tuple(image.shape)
                 )
-                new = self.add(_CONV, x, packed, bias, *sizes, activation[0], [], activation[1])
+                new = self.add(
+                    mkldnn._convolution_pointwise.default,
+                    x,
+                    packed,
+                    bias,
+                    *sizes,
+                    activation[0],
+                    [],
+                    activation[1],
+                )
         elif last is node:
             return
         else:
@@ -297,7 +309,9 @@ class _Rewriter:
             activation, last = self.with_activation(last, LINEAR_EPILOGUES)
             with self.graph.inserting_before(last):
                 packed = self.add(_packed_linear, weight, like=weight.meta["val"].t(), size=len(rows))
-                new = self.add(_LINEAR, x, packed, bias, activation[0], [], activation[1])
+                new = self.add(
+                    mkldnn._linear_pointwise.default, x, packed, bias, activation[0], [], activation[1]
+                )
         elif last is node:
             if weight.target in VIEW_OPS:  # the view is made once, too
                 self.folded.add(weight)

@@ -214,6 +214,30 @@ def test_a_changed_parameter(computed: list[int]) -> None:
     assert_as_eager(compiled, model, x)
 
 
+def test_constants_go_with_the_memory_of_their_parameters() -> None:
+    constants, weight = infer.Constants(), nn.Parameter(torch.zeros(100))
+    constants.of([weight], "key", lambda: [weight + 1])
+    assert len(constants.entries) == 1
+    weight.data = torch.ones(100)
+    assert not constants.entries  # another tensor may get the address of the first
+
+
+def test_an_argument_that_is_negated_lazily() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.sin() * self.weight.exp()
+
+    model = Model()
+    compiled = burnt.compile(model, mode="infer", fullgraph=True)
+    x = torch.randn(3, 4, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 @pytest.mark.full
 def test_copies_keep_constants_of_their_own_until_they_are_freed(computed: list[int]) -> None:
     model, x = few_layers()
