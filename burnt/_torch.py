@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn import functional as F
@@ -201,7 +201,7 @@ def retraced(
     """Trace a function of tensors without in-place ops, with fake ones, to an aten graph."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    mode = "real" if any(map(is_fake, tensors)) else "fake"
+    mode: Literal["real", "fake"] = "real" if any(map(is_fake, tensors)) else "fake"
     with torch.no_grad():
         return make_fx(call, table, tracing_mode=mode, _allow_non_fake_inputs=True)(*tensors)
 

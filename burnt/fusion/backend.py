@@ -197,7 +197,7 @@ def _encoder_layer(
         return F.linear(*(t.to(dtype) for t in operands))
 
     def attend(x: Tensor) -> Tensor:
-        q, k, v = linear(x, qkv, qkv_bias).unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = linear(x, qkv, qkv_bias).view(*x.shape[:2], 3, num_heads, -1).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v)
         return linear(attended.transpose(1, 2).flatten(2), out, out_bias)
 
@@ -205,8 +205,8 @@ def _encoder_layer(
         wide = linear(x, up, up_bias)
         return linear(F.gelu(wide) if use_gelu else F.relu(wide), down, down_bias)
 
-    def norm(x: Tensor, *affine: Tensor) -> Tensor:
-        return F.layer_norm(x, (width,), *(t.to(x.dtype) for t in affine), eps)
+    def norm(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(x, (width,), scale.to(x.dtype), shift.to(x.dtype), eps)
 
     if norm_first:
         x = (src + attend(norm(src, scale, shift))).to(dtype)

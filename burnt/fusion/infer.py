@@ -19,7 +19,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.frontend.overlap import STRIDE_OPS, find_aliases
 from burnt.codegen.frontend.trace import PLANNING_LOCK, decompositions, is_random, skip_views
-from burnt.codegen.schedule.scheduler import RESHAPE_OPS, VIEW_OPS
+from burnt.codegen.schedule.placement import RESHAPE_OPS, VIEW_OPS
 from burnt.device import processor
 from burnt.errors import FusionWarning
 from burnt.kernels.ops.conv.conv import EPILOGUES as CONV_EPILOGUES
@@ -154,7 +154,8 @@ def _split(graph: torch.fx.GraphModule, parameters: frozenset[int]) -> _Split:
     _erase_dead(rest.graph)
     folded = [node for node in rest.graph.nodes if node in rewriter.folded]
     kept = [node for node in folded if any(user not in rewriter.folded for user in node.users)]
-    constant, values = torch.fx.Graph(), {}
+    constant = torch.fx.Graph()
+    values: dict[_Node, _Node] = {}
     needed = set(kept)
     for node in reversed(rest.graph.nodes):
         if node in needed:
@@ -253,7 +254,8 @@ class _Rewriter:
                 node.target = aten.reshape.default  # of an image that is channels-last now
 
     def rewrite_conv(self, node: _Node) -> None:
-        x, weight, bias, stride, padding, dilation, transposed, *_, groups = node.args
+        arguments: Any = node.args
+        x, weight, bias, stride, padding, dilation, transposed, *_, groups = arguments
         if transposed or not self.are_constant([weight, bias]):
             return
         weight, bias, last = self.with_norm(node, weight, bias)
@@ -282,7 +284,7 @@ class _Rewriter:
             return
         else:
             with self.graph.inserting_before(last):
-                new = self.add(node.target, x, weight, bias, *node.args[3:])
+                new = self.add(aten.convolution.default, x, weight, bias, *node.args[3:])
         last.replace_all_uses_with(new, propagate_meta=True)
 
     def pixel_by_product(self, x: _Node, weight: _Node, bias: _Node | None, shape: Sequence[int]) -> _Node:
@@ -298,7 +300,8 @@ class _Rewriter:
         return self.add(aten.reshape.default, product, list(shape))
 
     def rewrite_linear(self, node: _Node) -> None:
-        *biases, x, weight = node.args
+        arguments: Any = node.args
+        *biases, x, weight = arguments
         bias = biases[0] if biases else None
         if not self.are_constant([weight, bias]) or node.kwargs or (bias and bias.meta["val"].dim() != 1):
             return
@@ -325,7 +328,7 @@ class _Rewriter:
         self, node: _Node, weight: _Node, bias: _Node | None, *, is_transposed: bool = False
     ) -> tuple[_Node, _Node | None, _Node]:
         """Return weight and bias with the batch norm that takes the node's result, and the last node."""
-        norm = next(iter(node.users))
+        norm: Any = next(iter(node.users))
         if len(node.users) > 1 or norm.target is not _BATCH_NORM or not self.are_constant(norm.args[1:5]):
             return weight, bias, node
         (result,), value = norm.users, weight.meta["val"]
@@ -338,7 +341,7 @@ class _Rewriter:
 
     def with_activation(self, last: _Node, epilogues: Any) -> tuple[tuple[str, str], _Node]:
         """Return the activation, as oneDNN has it, that is the only use of a node, and the last node."""
-        user = last
+        user: Any = last
         while len(user.users) == 1:
             user = next(iter(user.users))
             name = _activation(user)
@@ -352,11 +355,12 @@ class _Rewriter:
         return epilogues[None], last
 
 
-def _activation(node: _Node) -> str | None:
+def _activation(node: Any) -> str | None:
     """Return the name of an activation in `burnt.kernels.ACTIVATIONS`."""
     if node.target is aten.gelu.default:
         return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu"
-    return {aten.silu.default: "silu", aten.hardswish.default: "hardswish"}.get(node.target)
+    names = {aten.silu.default: "silu", aten.hardswish.default: "hardswish"}
+    return names.get(node.target)
 
 
 def _is_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -366,12 +370,15 @@ def _is_onednn(x: Tensor, weight: Tensor) -> bool:
 # --- what is computed once --------------------------------------------------------------------------------
 
 
-def _with_norm(weight: Tensor, bias: Tensor | None, *norm: Any) -> tuple[Tensor, Tensor]:
-    """Return a weight and bias that do what a batch norm does; the last argument is the axis of channels."""
-    wide = [t.double() if isinstance(t, Tensor) else t for t in (*norm[:4], bias)]
-    scale, shift = folded_norm(*wide[2:4], *wide[:2], norm[4], wide[4])
+def _with_norm(
+    weight: Tensor, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, mean: Tensor,
+    variance: Tensor, eps: float, axis: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return a weight and bias that do what a batch norm does; `axis` is the one of channels."""
+    wide = [None if t is None else t.double() for t in (scale, shift, bias)]
+    scale, shift = folded_norm(mean.double(), variance.double(), *wide[:2], eps, wide[2])
     by_channel = [1] * weight.dim()
-    by_channel[norm[5]] = -1
+    by_channel[axis] = -1
     return (weight.double() * scale.view(by_channel)).to(weight.dtype), shift.to(weight.dtype)
 
 

@@ -61,10 +61,10 @@ def _pays(graph: torch.fx.GraphModule) -> bool:
 
 def _gains(node: torch.fx.Node) -> bool:
     """Whether oneDNN convolves."""
-    x, *_ = (a.meta["val"] for a in node.all_input_nodes)
+    x: Tensor = node.all_input_nodes[0].meta["val"]
     is_known = x.dim() == 4 and all(type(size) is int for size in x.shape) and not node.args[6]  # transposed
     is_supported = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-    return is_known and is_supported and torch.backends.mkldnn.is_available()
+    return is_known and is_supported and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def _is_other(tensor: Tensor) -> bool:
@@ -131,7 +131,8 @@ class _Relayout:
             before = self.before[node]
             if not isinstance(before, Tensor):
                 raise _UnknownStrides
-            order = sorted(range(before.dim()), key=lambda axis: (-before.stride(axis), axis))
+            strides = before.stride()
+            order = sorted(range(before.dim()), key=lambda axis: (-strides[axis], axis))
             inverse = [order.index(axis) for axis in range(before.dim())]
             is_permuted = order != inverse or order != sorted(order)
             value = self.call(aten.permute.default, node, order) if is_permuted else node

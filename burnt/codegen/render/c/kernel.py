@@ -261,7 +261,8 @@ class _KernelPrinter(ExprPrinter):
             and _part_width(w)
             and (w <= LANES or w * scratch_per_lane <= _TILE_SCRATCH_BYTES)
         ]
-        return min(widths, key=lambda w: (-(-extent // w) * (-(-w // 16) + 1), -w))
+        best: int = min(widths, key=lambda w: (-(-extent // w) * (-(-w // 16) + 1), -w))
+        return best
 
     # --- loop structures ----------------------------------------------------------------------------------
 
