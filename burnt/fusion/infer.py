@@ -375,8 +375,8 @@ def _with_norm(
     variance: Tensor, eps: float, axis: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return a weight and bias that do what a batch norm does; `axis` is the one of channels."""
-    wide = [None if t is None else t.double() for t in (scale, shift, bias)]
-    scale, shift = folded_norm(mean.double(), variance.double(), *wide[:2], eps, wide[2])
+    wide_scale, wide_shift, wide_bias = (None if t is None else t.double() for t in (scale, shift, bias))
+    scale, shift = folded_norm(mean.double(), variance.double(), wide_scale, wide_shift, eps, wide_bias)
     by_channel = [1] * weight.dim()
     by_channel[axis] = -1
     return (weight.double() * scale.view(by_channel)).to(weight.dtype), shift.to(weight.dtype)

@@ -56,7 +56,8 @@ def _pays(graph: torch.fx.GraphModule) -> bool:
     operands = [[a.meta["val"] for a in n.args[:2]] for n in nodes]
     if not any(_is_other(t) for pair in operands for t in pair):
         return False  # it is given in channels-last
-    return sum(w.numel() for _, w in operands if _is_other(w)) <= sum(x.numel() for x, _ in operands)
+    copied = sum(int(w.numel()) for _, w in operands if _is_other(w))
+    return copied <= sum(int(x.numel()) for x, _ in operands)
 
 
 def _gains(node: torch.fx.Node) -> bool:
