@@ -10,7 +10,6 @@ from burnt.codegen.ir.kernel import ReductionStep, ScanStep
 from burnt.codegen.runtime.torch_calls import Allocation, is_own_memory
 from burnt.codegen.schedule.passes import lane_loop
 from burnt.codegen.schedule.placement import VIEW_OPS
-from burnt.codegen.schedule.placement import VIEW_OPS
 from burnt.codegen.schedule.scheduler import TorchCall
 
 _RESULT = 1 << 60  # later than any step

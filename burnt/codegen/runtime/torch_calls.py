@@ -11,7 +11,6 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.runtime.host_code import HostCode
 from burnt.codegen.schedule.placement import VIEW_OPS
-from burnt.codegen.schedule.placement import VIEW_OPS
 from burnt.codegen.schedule.scheduler import TorchCall
 
 Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
