@@ -58,7 +58,7 @@ def add_torch_call(
     arguments = [*map(text, node.args), *(f"{key}={text(v)}" for key, v in node.kwargs.items())]
     called = code.call(_FUNCTIONS.get(node.target, node.target), *arguments)
     targets = ", ".join("_" if t is None else t for t in outputs)
-    if isinstance(node.meta["val"], tuple | list):
+    if isinstance(node.meta.get("val"), tuple | list):
         targets += ","
     code.lines.append(f"{targets} = {called}" if outputs else called)
     for variable, buffer, allocation in zip(outputs, step.outputs, allocations, strict=True):
