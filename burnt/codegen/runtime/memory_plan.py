@@ -31,11 +31,13 @@ def shared_memory(
     reads the old. `allocations` has only buffers with elements. Kernels learn of it by `Kernel.in_place`.
     """
     last: dict[Buffer, int] = dict.fromkeys(results, _RESULT)
+    viewed: dict[Buffer, int] = {}  # when what may be a view of a buffer is read last
     for i, step in reversed(list(enumerate(steps))):
         until = i
         if isinstance(step, TorchCall) and not is_own_memory(step):
             # The results may be the memory of the arguments.
             until = max([i, *(last[b] for b in step.outputs if b is not None and b in last)])
+            viewed |= {b: max(viewed.get(b, 0), until) for b in _read(step)}
         for buffer in _read(step):
             last[buffer] = max(last.get(buffer, 0), until)
     shared: dict[Buffer, Buffer] = {}
@@ -61,7 +63,8 @@ def shared_memory(
                 may_change = [old] if old is not None and last.get(old, -1) <= i else []
                 dying = may_change or [b for b in step.buffers_read if is_free(b, i)]
                 for b in dying:
-                    if allocations.get(b) == allocations[new] and _reads_first(step, b, new):
+                    is_same = viewed.get(b, -1) < i and allocations.get(b) == allocations[new]
+                    if is_same and _reads_first(step, b, new):
                         if b in step.buffers_read:
                             step.in_place[new] = b
                         takes.append(b)

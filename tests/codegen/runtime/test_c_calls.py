@@ -137,6 +137,22 @@ def test_kernels_write_where_they_read_only_at_the_same_place(dtype: torch.dtype
     assert sum(len(kernel.in_place) for kernel in plan.kernels) >= 3
 
 
+def test_a_view_by_torch_keeps_memory_from_being_overwritten() -> None:
+    def seen(x: Tensor) -> Tensor:
+        product = x @ x
+        return product * 2 + product.as_strided((300, 300), (1, 300))
+
+    def changed(x: Tensor) -> None:
+        x.copy_(x.view(torch.int32).flip(0).to(x.dtype))
+
+    x = torch.randn(300, 300)
+    torch.testing.assert_close(plan_of(Function(seen), x)([x], [])[0], seen(x), rtol=1e-4, atol=1e-3)
+    found, expected = torch.randn(2000).expand(2, -1).clone()
+    plan_of(Function(changed), found)([found], [])
+    changed(expected)
+    torch.testing.assert_close(found, expected)
+
+
 def test_threads_and_calls_within_calls_share_a_plan() -> None:
     plan = plan_of(Function(norms), *[torch.randn(20, 20)] * 3)
     given = [[torch.randn(20, 20) for _ in range(3)] for _ in range(16)]
