@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from burnt.cli.output import Cell, Page, check_target, print_json, usage_errors
+from burnt.cli.output import Cell, Page, UsageError, check_target, print_json, usage_errors
 from burnt.cli.run_model import named_call
 from burnt.errors import ConfigError, UnsupportedError
 
@@ -40,6 +40,8 @@ class Row(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     """Explain a function or model for each target, and print or write it."""
+    import torch
+
     import burnt
     from burnt.codegen.explanation import source_only
 
@@ -52,6 +54,13 @@ def run(args: argparse.Namespace) -> int:
     function, batch = named_call(args.function, args.input)
     named = batch if isinstance(batch, dict) else {}
     inputs = batch if isinstance(batch, tuple | list) else [batch] * (not named)
+    try:
+        with torch.no_grad():
+            function(*inputs, **named)
+    except Exception as error:
+        raise UsageError(
+            f"{args.function} cannot be called with these inputs", found=f"{type(error).__name__}: {error}"
+        ) from error
     if args.backward:
         inputs = [v.requires_grad_() if getattr(v, "is_floating_point", bool)() else v for v in inputs]
     found = {t: burnt.explain(function, *inputs, timed=False, target=t, **named) for t in targets}

@@ -28,6 +28,8 @@ def on_numbers(x):
     return {"mean": x.mean(), "count": {len(x)}}
 
 number = 3
+
+layer = nn.Linear(4, 4)
 """
 
 
@@ -111,6 +113,11 @@ def test_what_cannot_be_generated_is_said(capsys):
         (["my.py:doubled_softmax", "--target", "sm_91"], r"no target 'sm_91'(.|\n)*in +--target(.|\n)*sm_90"),
         (["my.py:number", "--input", "3"], "my.py:number is not a model"),
         (["my.py:other", "--input", "3"], "has no name 'other'"),
+        (["my.py:doubled_softmax", "--input", "3"], "cannot be called with these inputs(.|\\n)*'bias'"),
+        (
+            ["my.py:layer", "--input", "2x3"],
+            "cannot be called with these inputs(.|\\n)*RuntimeError: mat1 and",
+        ),
         (["my.py:model", "--html", "none/page.html"], "there is no folder for the file"),
     ],
 )
