@@ -219,7 +219,7 @@ def _difference(ours: Any, theirs: Tensor, exact: Tensor | None, coarsest: float
         return int(differs.sum()) / max(differs.numel(), 1), math.sqrt(coarsest)
     ours, baseline = _wide(ours), _wide(theirs if exact is None else exact)
     finite = theirs.isfinite() & baseline.isfinite()
-    if bool((ours.isfinite() & ~baseline.isfinite()).any()):
+    if bool((ours.isfinite() & ~baseline.isfinite() & ~theirs.isfinite()).any()):
         return math.inf, 1.0
     eps = torch.finfo(theirs.dtype).eps
     if not bool(finite.any()):

@@ -102,10 +102,11 @@ def compile(
         The compiled model, as `torch.compile` returns it.
 
     Raises:
-        FusionError: an unknown mode. When a call compiles, with `fullgraph`: a graph cannot be compiled; says
-            why. Without: torch would have to run a backward that draws again the random numbers of the
-            forward's kernels. With ``verify=True``: a plan computes something else. With `graph`: tensors
-            are not on a GPU, or a call cannot be captured; or `verify` is asked for, too.
+        FusionError: an unknown mode, or `graph` with `verify`. At a call, with ``verify=True``: a plan
+            computes something else. When a call compiles, mostly as the ``inner_exception`` of torch's
+            ``BackendCompilerFailed``: with `fullgraph`, a graph cannot be compiled; without, torch would have
+            to run a backward that draws again the random numbers of the forward's kernels; with `graph`,
+            tensors are not on a GPU, or a call cannot be captured.
         InputValueError: `verify` is neither a truth value nor a share.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
