@@ -723,6 +723,7 @@ def onednn_linear(
     # ``ONEDNN_VERBOSE=1``), which takes 700 times as long as its matmul.
     if weight.layout == torch.strided and not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.t().contiguous().t() if weight.stride(0) == 1 else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()  # oneDNN is not told its strides
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, epilogue, [], kind)
     return result
 
@@ -838,6 +839,7 @@ def onednn_conv(
     output is channels-last. `epilogue` is ``"none"``, ``"gelu"`` of the `kind` ``"none"`` or ``"tanh"``,
     ``"swish"`` or ``"hardswish"``.
     """
+    bias = None if bias is None else bias.contiguous()
     call = torch.ops.mkldnn._convolution_pointwise.default
     result: torch.Tensor = call(x, weight, bias, padding, stride, dilation, groups, epilogue, [], kind)
     return result

@@ -258,7 +258,7 @@ class _Rewriter:
         x, weight, bias, stride, padding, dilation, transposed, *_, groups = arguments
         if transposed or not self.are_constant([weight, bias]):
             return
-        weight, bias, last = self.with_norm(node, weight, bias)
+        weight, bias, last = self.with_norm(node, weight, self.contiguous(bias))
         image, sizes = x.meta["val"], (padding, stride, dilation, groups)
         kernel = weight.meta["val"].shape[2:]
         if image.shape[2:].numel() == kernel.numel() == 1 and groups == 1 and not any(padding):
@@ -287,6 +287,14 @@ class _Rewriter:
                 new = self.add(aten.convolution.default, x, weight, bias, *node.args[3:])
         last.replace_all_uses_with(new, propagate_meta=True)
 
+    def contiguous(self, bias: _Node | None) -> _Node | None:
+        """Return a bias that oneDNN reads, which is not told its strides."""
+        if bias is None or bias.meta["val"].is_contiguous():
+            return bias
+        with self.graph.inserting_after(bias):
+            plain = bias.meta["val"].contiguous()
+            return self.add(aten.clone.default, bias, memory_format=torch.contiguous_format, like=plain)
+
     def pixel_by_product(self, x: _Node, weight: _Node, bias: _Node | None, shape: Sequence[int]) -> _Node:
         """Convolve images of one pixel as by a linear layer: a convolution costs more than it computes."""
         rows, value = x.meta["val"].flatten(1), weight.meta["val"].flatten(1)
@@ -303,8 +311,11 @@ class _Rewriter:
         arguments: Any = node.args
         *biases, x, weight = arguments
         bias = biases[0] if biases else None
-        if not self.are_constant([weight, bias]) or node.kwargs or (bias and bias.meta["val"].dim() != 1):
+        if not self.are_constant([weight, bias]) or node.kwargs:
             return
+        if bias and bias.meta["val"].shape != weight.meta["val"].shape[1:]:  # it is broadcast
+            return
+        bias = self.contiguous(bias)
         rows = x.meta["val"]
         weight, bias, last = self.with_norm(node, weight, bias, is_transposed=True)
         is_packed = rows.is_contiguous() and _is_onednn(rows, weight.meta["val"].t())

@@ -46,7 +46,7 @@ def multiply_by_onednn(graph: Graph, mm: Any, addmm: Any) -> None:
         left, right = a.meta["val"], b.meta["val"]
         if any(isinstance(size, torch.SymInt) for size in (*left.shape, *right.shape)):
             continue
-        if (bias and bias[0].meta["val"].dim() != 1) or not is_onednn_best(left, right.t()):
+        if (bias and bias[0].meta["val"].shape != right.shape[1:]) or not is_onednn_best(left, right.t()):
             continue
         if not left.is_contiguous() and left.t().is_contiguous():  # oneDNN needs rows: a kernel copies them
             with graph.inserting_before(node):

@@ -222,6 +222,27 @@ def test_constants_go_with_the_memory_of_their_parameters() -> None:
     assert not constants.entries  # another tensor may get the address of the first
 
 
+@pytest.mark.full
+def test_biases_that_are_not_contiguous() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.randn(128, 128)), nn.Parameter(torch.randn(256))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            filters = self.weight.view(32, 8, 8, 8)
+            return [
+                torch.addmm(self.bias[:1], x, self.weight),  # broadcast
+                F.gelu(F.linear(x, self.weight, self.bias[::2])),
+                F.silu(F.conv2d(x.view(16, 8, 8, 16), filters, self.bias[::8])),
+                F.conv2d(x.view(1024, 16, 1, 1), self.weight.view(1024, 16, 1, 1)[::8], self.bias[::2]),
+            ]
+
+    model, x = Model(), torch.randn(128, 128)
+    compiled = burnt.compile(model, mode="infer", fullgraph=True)
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+
+
 def test_an_argument_that_is_negated_lazily() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import burnt
 import burnt.device
+from burnt._torch import onednn_conv
 from burnt.fusion import inductor
 from burnt.fusion.passes import run_passes
 from burnt.kernels.ops.matmul import onednn_addmm, onednn_mm
@@ -89,12 +90,22 @@ def test_other_processors_keep_torchs_products(
         lambda x: torch.mm(x.double(), x.double()),
         lambda x: torch.addmm(x, x, x),  # a bias for each element
         lambda x: torch.addmm(x[0], x, x, alpha=2),
+        lambda x: torch.addmm(x[0, :1], x, x),  # it is broadcast
     ],
 )
 def test_what_onednn_does_not_compute(fn: Callable[..., Any]) -> None:
     graph = graph_of(fn, randn(128, 128)).graph
     run_passes(graph)
     assert not {onednn_mm, onednn_addmm} & set(targets(graph))
+
+
+@pytest.mark.parametrize("take", [lambda v: v[:1].expand(128), lambda v: v[::2]])
+def test_a_bias_that_is_not_contiguous(take: Callable[[Tensor], Tensor]) -> None:
+    a, b, bias = randn(128, 128), randn(128, 128), take(randn(256))
+    torch.testing.assert_close(onednn_addmm(bias, a, b), torch.addmm(bias, a, b), rtol=1e-4, atol=1e-4)
+    images, weight = randn(2, 8, 5, 5), randn(128, 8, 3, 3)
+    found = onednn_conv(images, weight, bias, [0, 0], [1, 1], [1, 1], 1)
+    torch.testing.assert_close(found, nn.functional.conv2d(images, weight, bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("columns", "is_copied"), [(64, False), (2048, True)])
