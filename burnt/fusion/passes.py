@@ -53,6 +53,7 @@ def multiply_by_onednn(graph: Graph, mm: Any, addmm: Any) -> None:
                 a = _call(graph, aten.clone.default, a, memory_format=torch.contiguous_format)
         node.target, node.args = addmm if is_addmm else mm, (*bias, a, b)
         node.meta["library"] = "oneDNN is faster here than the library of torch's call"
+        node.meta["returns_new_memory"] = True
 
 
 def differentiate_attention_in_float32(graph: Graph) -> None:

@@ -153,7 +153,7 @@ class CompiledPlan:
             outputs = step.buffers_written if isinstance(step, Kernel) else ()
             new = [b for b in outputs if b not in allocated]
             allocated.update(outputs)
-            allocate = [(self.slots[b], self.shared.get(self.slots[b], self.allocation(b))) for b in new]
+            allocate = [(self.slots[b], self.allocation(b)) for b in new]
             results = [] if isinstance(step, Kernel) else step.outputs
             allocations = [None if b is None else self.allocation(b) for b in results]
             # A result shares the counter of versions with its base, by which autograd sees changes.
@@ -220,6 +220,7 @@ class CompiledPlan:
         stand_ins = {stand_in: numbers[i] for stand_in, i in self.stand_ins.items()}
         marks = [] if mark is None else [code.call(mark)]
         dead: list[int] = []  # slots to release
+        buffers = list(self.slots)
 
         def release() -> None:
             code.end_c_calls()
@@ -229,13 +230,17 @@ class CompiledPlan:
                     variables[slot] = "None"
             dead.clear()
 
-        def allocate(allocations: Sequence[tuple[int, Allocation | int]]) -> None:
+        def allocate(allocations: Sequence[tuple[int, Allocation]]) -> None:
             for slot, allocation in allocations:
-                if isinstance(allocation, int):
-                    variables[slot] = variables[allocation]
-                    continue
-                variables[slot] = f"t{slot}"
-                code.empty(variables[slot], *allocation)
+                base = self.shared.get(slot)
+                variables[slot] = f"t{slot}" if base is None else variables[base]
+                if base is None:
+                    code.empty(variables[slot], *allocation)
+                elif allocation != self.allocation(buffers[base]):
+                    layout = map(code.name, (*allocation[:2], 0))
+                    code.lines.append(
+                        f"{variables[slot]} = {code.call(_torch.reinterpreted, variables[slot], *layout)}"
+                    )
 
         allocate(self.unwritten)  # tensors without elements
         code.lines += marks
@@ -337,8 +342,7 @@ class _PreparedStep:
 
     step: Kernel | TorchCall  # the kernel or call
     buffers: dict[Buffer, None]  # all that it reads or writes
-    # Slots of a kernel's new outputs, and what to allocate, or the slot whose memory to take.
-    allocate: list[tuple[int, Allocation | int]]
+    allocate: list[tuple[int, Allocation]]  # slots of a kernel's new outputs, and their layouts
     outputs: list[Allocation | None]  # shape, strides and dtype of a call's results
     view: View | None  # what a call need not be made for
     release: list[int] = dataclasses.field(default_factory=list)  # slots that no later step uses

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 
 from burnt.codegen.ir import Buffer, Kernel, Store, walk
@@ -23,7 +24,7 @@ def shared_memory(
     *,
     in_place: bool,
 ) -> dict[Buffer, Buffer]:
-    """Return for each buffer that takes the memory of another which: of the same shape, strides and dtype.
+    """Return for each buffer that takes the memory of another which: of the same size and dtype.
 
     A buffer that a kernel writes takes the memory of one that an earlier kernel of the same run of kernels
     read last. If `in_place`, also of one that it reads last itself, where it reads each element before it
@@ -58,13 +59,14 @@ def shared_memory(
             if new not in allocations or new in owned or new in shared:
                 continue
             old = changed.get(new)
-            takes = [b for b in dead if allocations[b] == allocations[new]]
+            takes = [b for b in dead if _has_same_memory(allocations[b], allocations[new])]
             if in_place:
                 may_change = [old] if old is not None and last.get(old, -1) <= i else []
                 dying = may_change or [b for b in step.buffers_read if is_free(b, i)]
                 for b in dying:
-                    is_same = viewed.get(b, -1) < i and allocations.get(b) == allocations[new]
-                    if is_same and _reads_first(step, b, new):
+                    fits = _has_same_memory if b is not old else operator.eq
+                    is_free_now = viewed.get(b, -1) < i and b in allocations
+                    if is_free_now and fits(allocations[b], allocations[new]) and _reads_first(step, b, new):
                         if b in step.buffers_read:
                             step.in_place[new] = b
                         takes.append(b)
@@ -76,6 +78,13 @@ def shared_memory(
                 owned.add(new)
         dead += [b for b in step.buffers_read if is_free(b, i)]
     return shared
+
+
+def _has_same_memory(one: Allocation, other: Allocation) -> bool:
+    """Whether two tensors that have memory without gaps fit the same memory."""
+    sizes = [math.prod(shape) for shape, _, _ in (one, other)]
+    extents = [1 + sum((n - 1) * stride for n, stride in zip(*a[:2], strict=True)) for a in (one, other)]
+    return one == other or (one[2] == other[2] and sizes[0] == sizes[1] == extents[0] == extents[1])
 
 
 def bytes_of(buffer: Buffer) -> int:

@@ -28,7 +28,7 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 def is_own_memory(step: TorchCall) -> bool:
     """Whether a call's results certainly are new memory, which no other tensor shares."""
-    return step.node.target in _FUNCTIONS
+    return step.node.target in _FUNCTIONS or bool(step.node.meta.get("returns_new_memory"))
 
 
 def add_torch_call(

@@ -137,6 +137,16 @@ def test_kernels_write_where_they_read_only_at_the_same_place(dtype: torch.dtype
     assert sum(len(kernel.in_place) for kernel in plan.kernels) >= 3
 
 
+def test_memory_is_taken_under_another_shape() -> None:
+    def batched(x: Tensor, w: Tensor) -> Tensor:
+        return torch.bmm((x @ x).view(30, 10, 300).exp(), w)
+
+    x, w = torch.randn(300, 300) / 300, torch.randn(30, 300, 20)
+    plan = plan_of(Function(batched), x, w)
+    assert len(plan.shared) == 1
+    torch.testing.assert_close(plan([x, w], [])[0], batched(x, w), rtol=1e-4, atol=1e-3)
+
+
 def test_a_view_by_torch_keeps_memory_from_being_overwritten() -> None:
     def seen(x: Tensor) -> Tensor:
         product = x @ x
