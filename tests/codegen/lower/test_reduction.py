@@ -93,3 +93,14 @@ def test_a_reduction_over_no_axes(name: str) -> None:
             pairs = zip((fused, reduce), leaves, strict=True)
             grads = [torch.autograd.grad(as_tuple(fn(leaf))[0].sum(), leaf) for fn, leaf in pairs]
             torch.testing.assert_close(*grads, equal_nan=True)
+
+
+def test_two_passes_over_columns_each_read_what_is_computed_once_for_a_column() -> None:
+    def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x.sum(0)
+        return x * total.sin(), x[1:] + total.cos()
+
+    x = torch.randn(18, 17)
+    fused = Function(scaled, always_generate=True)  # a warning is an error here
+    for found, expected in zip(fused(x), scaled(x), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -168,6 +168,7 @@ class _KernelPrinter(ExprPrinter):
         super().__init__(kernel)
         self.passes: list[list[ReductionStep | Store]] = []
         self.part_width = 1  # lanes of a part of a tile, which stay in registers during a block
+        self.lane_values = itertools.count()  # numbers of what is computed once for each lane
         self.in_tile_part = False  # whether a loop over the parts of a tile is open
         self.prefetched: set[Buffer] = set()  # buffers whose rows an earlier pass prefetches
 
@@ -731,7 +732,7 @@ class _KernelPrinter(ExprPrinter):
             visit(e)
         if not found:
             return
-        names = [f"c{len(self.reduction_results)}_{i}" for i in range(len(found))]
+        names = [f"c{next(self.lane_values)}" for _ in found]
         for e, name in zip(found, names, strict=True):
             self.emit(f"{C_TYPES[e.dtype]} {name}[{self.tile_width}];")
         num_opened = self.open_lane_loops()
