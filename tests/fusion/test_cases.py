@@ -269,3 +269,16 @@ def test_an_argument_that_is_lazy_and_changed_in_place() -> None:
 def test_a_check_in_a_graph_raises_its_error() -> None:
     with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
         burnt.compile(lambda i: F.one_hot(i, 3) + 1, fullgraph=True)(torch.tensor([0, 7]))
+
+
+def test_a_failed_check_leaves_arguments_as_they_were() -> None:
+    def count(x: Tensor, i: Tensor) -> Tensor:
+        classes = F.one_hot(i, 3)
+        x.add_(1)
+        return classes * 2
+
+    compiled, x = burnt.compile(count, fullgraph=True), torch.zeros(3)
+    compiled(x, torch.tensor([0, 2]))
+    with pytest.raises(RuntimeError, match="Class values must be smaller"):
+        compiled(x, torch.tensor([0, 7]))
+    assert_close(x, torch.ones(3))

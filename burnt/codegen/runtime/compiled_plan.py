@@ -108,8 +108,9 @@ class CompiledPlan:
         """Return the slots of buffers that take the memory of another, with the slot of that."""
         outputs = [o for o in self.plan.outputs if isinstance(o, Buffer)]
         changed = dict(zip(outputs[::-1], [self.plan.inputs[i] for i in self.mutated[::-1]], strict=False))
-        if any(kernel.checks for kernel in self.kernels):
-            changed = {}  # a failed check raises before anything has changed
+        # A failed check raises before anything has changed; a call that returns nothing is a check.
+        if any(s.checks if isinstance(s, Kernel) else not any(s.outputs) for s in self.plan.steps):
+            changed = {}
         shared = shared_memory(
             self.plan.steps,
             {b: self.allocation(b) for b in self.slots if math.prod(b.shape)},
