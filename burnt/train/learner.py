@@ -91,6 +91,12 @@ class Learner:
             if validation_step is None and callable(getattr(model, "validation_step", None)):
                 validation_step = model_step(model, "validation_step")
         model = compiled_in_place(model)
+        if not isinstance(compile, bool | Mapping):
+            raise DefinitionError(
+                "compile= of the Learner is not understood",
+                expected="True, False, or options of burnt.compile, such as {'dynamic': True}",
+                found=repr(compile),
+            )
         self.compile = compile if isinstance(compile, bool) else dict(compile)
         if self.compile is not False:
             _check_compilable(model)

@@ -171,6 +171,8 @@ def test_what_cannot_be_compiled_is_refused(tmp_path):
         learner(swapped)
     with refused(DefinitionError, "it is compiled already", "leave out compile=, or torch.compile"):
         learner(torch.compile(net()))
+    with refused(DefinitionError, "compile= of the Learner is not understood", "options of burnt.compile"):
+        learner(compile=None)
     with pytest.raises(TypeError, match="fullgraphs"):
         learner(compile={"fullgraphs": True})
     with refused(DefinitionError, "compile= has no effect", "calls of body", 'compile(backend="burnt")'):
