@@ -89,6 +89,12 @@ class Explanation:
             ", ".join(quantity(number, what) for number, what in figures if number or what == "kernel")
             + f"; {bytes_text(sum(step.bytes for step in steps))} read and written"
         ]
+        if any(step.seconds for step in steps):
+            total, calls = (
+                sum(step.seconds or 0 for step in some) * 1e6
+                for some in (steps, [step for step in steps if step.kind == "library"])
+            )
+            lines[0] += f"; {total:,.0f} us, of which library calls take {calls:,.0f}"
         for graph in graphs:
             rows = self._merged([step for step in steps if step.graph == graph])
             lines += ["", graph, *(f"  {line}" for line in _table(rows))]

@@ -28,7 +28,7 @@ from burnt.codegen.printing import debug_log_plan
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.verification import interval_of, verify_plan
-from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError
+from burnt.errors import CacheError, FusionError, FusionWarning, UnsupportedError, did_you_mean
 from burnt.fusion.cuda_graph import replayed
 from burnt.fusion.graph import device_of, host_inputs, lazy_inputs, traced_of
 from burnt.fusion.infer import COMPOSITE, Constants, compile_with_constants
@@ -114,7 +114,15 @@ def compile(
     >>> torch.testing.assert_close(compile(model)(x), model(x))
     """
     if mode not in ("train", "infer"):
-        raise FusionError("mode= of compile is unknown", expected="'train' or 'infer'", found=repr(mode))
+        raise FusionError(
+            "mode= of compile is unknown",
+            where="burnt.compile",
+            expected="'train' or 'infer'",
+            found=repr(mode),
+            hint=did_you_mean(
+                mode, ("train", "infer"), "torch.compile's modes are Inductor's, leave them out"
+            ),
+        )
     if graph and verify:
         raise FusionError(
             "graph=True of compile replays calls, which verify= does not see", found=repr(verify)
@@ -147,13 +155,30 @@ _DEFAULTS = Options()
 
 @functools.cache  # the same object each time, or Dynamo would compile again
 def _backend(options: Options) -> Callable[..., Any]:
-    return functools.partial(backend, options=options)
+    made = functools.partial(backend, options=options)
+    made.__name__ = "burnt"  # type: ignore[attr-defined]  # what errors of Dynamo call it
+    return made
 
 
 def backend(
-    graph: torch.fx.GraphModule, examples: Sequence[Any], *, options: Options = _DEFAULTS
+    graph: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    *,
+    options: Options = _DEFAULTS,
+    mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``."""
+    """Compile a graph of Dynamo; torch calls this for ``torch.compile(model, backend="burnt")``.
+
+    Raises:
+        FusionError: torch passes ``mode=`` or ``options=`` of `torch.compile`, which are Inductor's.
+    """
+    if mode is not None or not isinstance(options, Options):
+        raise FusionError(
+            'torch.compile(backend="burnt") has no mode= and options=',
+            expected="neither",
+            found=f"mode={mode!r}" if mode is not None else f"options={options!r}",
+            hint='burnt.compile(model, mode="infer") has modes and options of its own',
+        )
     table = {**decompositions(), **_torch.decompositions(_POINTWISE_BACKWARDS)}
     table[torch.ops.aten.native_dropout.default] = _dropout
     cast = {d: torch.get_autocast_dtype(d) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)}

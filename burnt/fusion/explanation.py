@@ -76,7 +76,8 @@ def explain(
             "no graph that burnt compiled ran",
             where="burnt.explain",
             expected="a model or function with ops on tensors, compiled by burnt or not compiled yet",
-            hint="burnt.explain(burnt.compile(model), ...)",
+            hint="burnt.explain(burnt.compile(model), ...). If burnt compiles it, Dynamo left the whole "
+            "function to Python, as for torch's RNN, GRU and LSTM: TORCH_LOGS=graph_breaks says why",
         )
     forward = [graph for graph in graphs if not graph.is_backward]
     backward = [graph for graph in graphs if graph.is_backward]

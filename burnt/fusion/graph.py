@@ -56,8 +56,12 @@ def traced_of(graph: torch.fx.GraphModule, device: torch.device) -> Traced:
     layouts += [ResultLayout(tuple(inputs[i].meta["val"].stride()), False) for i in mutated]
     captured = tuple(dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"))
     for name in captured:
-        if not isinstance(getattr(graph, name), Tensor):
-            raise UnsupportedError(f"it has a part that is no tensor, {type(getattr(graph, name)).__name__}")
+        part = getattr(graph, name)
+        if isinstance(part, torch.fx.GraphModule):
+            calls = [n for n in graph.graph.nodes if any(str(i.target) == name for i in n.all_input_nodes)]
+            raise UnsupportedError(f"it has control flow, torch.ops.higher_order.{calls[0].target}")
+        if not isinstance(part, Tensor):
+            raise UnsupportedError(f"it has a part that is no tensor, {type(part).__name__}")
     traced = Traced(graph, graph, {}, captured, tuple(layouts), mutated, aliases.unsupported_reason, aliases)
     reason = why_unsupported(traced, device)
     if reason is not None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import burnt
 from burnt.errors import FusionError, FusionWarning
@@ -410,6 +411,11 @@ def test_quantized_layers() -> None:
 
 def test_an_unknown_mode() -> None:
     with pytest.raises(
-        FusionError, match=r"mode= of compile is unknown(.|\n)*'train' or 'infer'(.|\n)*'max'"
+        FusionError,
+        match=r"mode= of compile is unknown(.|\n)*'train' or 'infer'(.|\n)*'infr'(.|\n)*mean 'infer'",
     ):
-        burnt.compile(nn.Linear(2, 2), mode="max")  # type: ignore[call-overload]
+        burnt.compile(nn.Linear(2, 2), mode="infr")  # type: ignore[call-overload]
+    for given in ({"mode": "reduce-overhead"}, {"options": {"verify": True}}):  # torch.compile's own
+        model = torch.compile(nn.Linear(2, 2), backend="burnt", **given)
+        with pytest.raises(BackendCompilerFailed, match=r"backend='burnt'(.|\n)*has no mode= and options="):
+            model(torch.randn(1, 2))
