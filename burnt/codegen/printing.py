@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -157,10 +157,20 @@ def _why_separate(kernel: Kernel, plan: Plan) -> str:
     ]
     if readers:
         return f"{_target_name(readers[0].node)} reads its result from memory"
+    own = plan.steps.index(kernel)
+    last = max((i for i, s in enumerate(plan.steps) if set(stores) & set(_read(s))), default=own)
+    if any(isinstance(s, TorchCall) and s.node.target not in VIEW_OPS for s in plan.steps[own:last]):
+        return "kernels after a library call load its result"
     if any(b.role == "intermediate" for b in stores):
+        if kernel.kind == "elementwise":
+            return "later kernels load its result, which is not computed again"
         return "other rows need its reductions, or its rows are few and long"
     sizes = ", ".join(str(tuple(b.shape)) for b in stores)
     return f"its results {sizes} have rows of their own"
+
+
+def _read(step: Kernel | TorchCall) -> Iterable[Buffer]:
+    return step.inputs.values() if isinstance(step, TorchCall) else step.buffers_read
 
 
 def _num_bytes(buffers: list[Buffer]) -> int:

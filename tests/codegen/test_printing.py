@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 
-from burnt.codegen import fuse
+from burnt.codegen import explain, fuse
+from burnt.codegen.schedule import placement
 
 
 def sorted_sines(x):
@@ -34,6 +35,22 @@ def test_groups_are_loops_and_calls_with_bytes_and_reasons(monkeypatch, capfd):
     assert "  sorted_sines_0, 192 bytes; aten.sort.default reads its result from memory\n" in text
     assert "    kernel, elementwise: for i0 < 24\n      t1[i0] = mul(sin(x0[i0]), 2.0)\n" in text
     assert "  aten.sort.default, 384 bytes; torch's call is used: " in text
+
+
+def test_what_is_stored_for_kernels_after_a_call_says_so(monkeypatch):
+    def exponentials(segments):
+        return [node for node in segments.nodes if node.target is torch.ops.aten.exp.default]
+
+    def gate(x, weight):
+        grown = x.exp()
+        return torch.sigmoid(grown) @ weight * grown
+
+    monkeypatch.setattr(placement, "RULES", (*placement.RULES, exponentials))
+    x = torch.ones(8, 8)
+    stored, operand, _, last = explain(gate, x, x, timed=False).steps
+    assert (stored.ops, stored.why) == (("exp",), "kernels after a library call load its result")
+    assert (operand.ops, operand.why) == (("sigmoid",), "aten.mm.default reads its result from memory")
+    assert last.ops == ("mul",)
 
 
 def test_timing_is_of_each_step_and_leaves_the_random_state(monkeypatch, capfd):
