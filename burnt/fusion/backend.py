@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
+from burnt._garbage import without_collections
 from burnt.codegen.explanation import source_only
 from burnt.codegen.frontend.trace import PLANNING_LOCK, decompositions, is_random
 from burnt.codegen.lower import LOWERINGS
@@ -193,7 +194,8 @@ def backend(
         draws_again=lambda node: is_random(node) and node.target in LOWERINGS,
         rewrite=use_channels_last,
     )
-    return compile_all(graph, examples)  # type: ignore[no-any-return]
+    with without_collections():
+        return compile_all(graph, examples)  # type: ignore[no-any-return]
 
 
 def _has_gradients(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
@@ -289,7 +291,8 @@ class _Compiler:
             _check_devices(graph, name)
         parameters = _torch.parameters_of(graph, self.static_inputs)
         compile = self.by_size if _has_open_sizes(graph) else self.plan_or_leave
-        return compile(graph, kind, name, parameters)
+        with without_collections():  # torch has backwards compiled at their first call
+            return compile(graph, kind, name, parameters)
 
     def plan_or_leave(
         self, graph: torch.fx.GraphModule, kind: str, name: str, parameters: frozenset[int]

@@ -233,7 +233,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], bo
 inner = burnt.compile(lambda x: x.sin() * 2)
 fused = burnt.fuse(lambda x: x.sin() * 2)
 KEPT = (
-    "an argument that is negated lazily", "complex results of one call", "arguments that overlap",
+    "an argument that is negated lazily", "arguments that overlap",
     "an argument changed through a view", "classes that are checked", "an expanded argument",
     "no elements", "a selective checkpoint",
 )  # fmt: skip

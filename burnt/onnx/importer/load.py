@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import burnt.onnx.importer.ops  # noqa: F401  # registers the handlers
+from burnt._garbage import without_collections
 from burnt.errors import InputValueError
 from burnt.onnx.importer.build import build_program, is_tensor_value
 from burnt.onnx.importer.gated import gather_gated
@@ -155,23 +153,8 @@ def load(
         return convert(model)
     if engine != "burnt":
         raise InputValueError("engine= is invalid", expected="'burnt' or 'onnx2torch'", found=repr(engine))
-    with _garbage_kept():
+    with without_collections():  # a third of the time for 100,000 initializers
         return _load(model, max_constant_bytes)
-
-
-@contextlib.contextmanager
-def _garbage_kept() -> Iterator[None]:
-    """Context without garbage collection, which would visit the nodes of large graphs again and again.
-
-    That is a third of the time for 100,000 initializers.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _load(model: object, max_constant_bytes: int | None) -> ImportedModule:

@@ -126,6 +126,7 @@ def overwritten(x: Tensor) -> tuple[Tensor, ...]:
     return a.exp() * 2, b.exp() + b.flip(0), rows, (d @ d) - (d @ d).sum(-1, keepdim=True), (x @ x).t().exp()
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("size", [3, 40, 300])
 def test_kernels_write_where_they_read_only_at_the_same_place(dtype: torch.dtype, size: int) -> None:
