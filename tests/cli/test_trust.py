@@ -67,6 +67,7 @@ OTHERS = {
     "tune import",
     "tune clear",
     "bench",
+    "explain",
     "info",
 }
 

@@ -22,7 +22,7 @@ from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.host_code import HostCode
-from burnt.codegen.runtime.memory_plan import bytes_of, shared_memory, shorten_lives
+from burnt.codegen.runtime.memory_plan import bytes_of, shared_memory
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.runtime.torch_calls import Allocation, View, add_torch_call, layout_of_view
 from burnt.codegen.schedule.saved_tensors import SavedTensors
@@ -30,9 +30,8 @@ from burnt.codegen.schedule.scheduler import Plan, TorchCall
 from burnt.errors import FusionWarning
 
 _CPU = torch.device("cpu")
-_MAX_HELD = (
-    1 << 16
-)  # bytes that stay allocated, though no later kernel needs them, to make one call of several
+# Bytes that stay allocated, though no later kernel needs them, to make one call of several.
+_MAX_HELD = 1 << 16
 
 
 class CompiledPlan:
@@ -61,8 +60,6 @@ class CompiledPlan:
         )
         self.without_grad: list[int] = []  # results that have none
         self.plan: Plan = target.schedule(traced, captured)
-        results = [o for o in self.plan.outputs if isinstance(o, Buffer)]
-        self.plan.steps = shorten_lives(self.plan.steps, results)
         self.stand_ins = {  # of run-time numbers in arguments of calls
             stand_in: self.plan.number_positions.index(position)
             for stand_in, position in traced.stand_in_positions.items()
