@@ -22,7 +22,7 @@ from burnt.codegen.frontend.trace import Traced
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.host_code import HostCode
-from burnt.codegen.runtime.memory_plan import bytes_of, shared_memory, shorten_lives
+from burnt.codegen.runtime.memory_plan import bytes_of, shared_memory
 from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.runtime.torch_calls import Allocation, View, add_torch_call, layout_of_view
 from burnt.codegen.schedule.saved_tensors import SavedTensors
@@ -70,12 +70,9 @@ class CompiledPlan:
             for i, position in enumerate(self.plan.number_positions)
             if position in traced.number_limits
         ]
-        # Numbered as scheduled: the order in which they run depends on sizes, and their text must not.
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
-        results = [o for o in self.plan.outputs if isinstance(o, Buffer)]
-        self.plan.steps = shorten_lives(self.plan.steps, results)
         # No kernel writes a buffer without elements, but a call takes it all the same.
         buffers = dict.fromkeys(self.plan.inputs)
         for step in self.plan.steps:

@@ -115,33 +115,3 @@ def _reads_first(kernel: Kernel, read: Buffer, written: Buffer) -> bool:
     return not any(isinstance(step, ReductionStep | ScanStep) for step in passes[at]) and not any(
         e.op == "load" and e.extra[0] is read for e in walk(later)
     )
-
-
-def shorten_lives(steps: Sequence[Kernel | TorchCall], results: Sequence[Buffer]) -> list[Kernel | TorchCall]:
-    """Return the steps with kernels moved up to where they free memory: behind what else needs it.
-
-    The scheduler computes a plan's results at its end, such as gradients of a norm's weights, which read what
-    the rest of the plan read much earlier.
-    """
-    order = list(steps)
-    reads, writes = ({step: of(step) for step in steps} for of in (_read, _written))
-    for step in steps:
-        at = order.index(step)
-        later = {b for other in order[at + 1 :] for b in reads[other]}
-        dying = [b for b in reads[step] if b not in later and b not in results]
-        if isinstance(step, TorchCall) or not dying:
-            continue
-        largest = max(dying, key=bytes_of)
-        if bytes_of(largest) >= sum(map(bytes_of, writes[step])):
-            first = {*reads[step]}
-            needed = [
-                i for i in range(at) if largest in reads[order[i]] or not first.isdisjoint(writes[order[i]])
-            ]
-            order.insert(needed[-1] + 1 if needed else 0, order.pop(at))
-    return order
-
-
-def _written(step: Kernel | TorchCall) -> list[Buffer]:
-    if isinstance(step, TorchCall):
-        return [b for b in step.outputs if b is not None]
-    return [*step.buffers_written]

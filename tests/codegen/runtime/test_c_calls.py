@@ -175,7 +175,7 @@ def test_threads_and_calls_within_calls_share_a_plan() -> None:
 
 
 def test_what_frees_memory_comes_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradients of a norm's weights are results: the plan would compute them last."""
+    """The gradients of a norm's weights are results, which are stored when what they read is there."""
     model = nn.Sequential(*[m for _ in range(4) for m in (nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.SiLU())])
     compiled, plans = compiled_plans(monkeypatch, model)
     compiled(torch.randn(5, 4, 9, 9)).sum().backward()
