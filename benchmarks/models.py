@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import burnt
+from burnt._text import table_lines
 
 RIVALS = ("eager", "swap", "inductor")
 RESULTS = Path(__file__).parent / "results"
@@ -477,12 +478,6 @@ def _speed_line(name: str, row: dict[str, Any], rivals: Sequence[str]) -> list[s
     return [name, f"{row['ms']['burnt']:.4g}", *cells, aim, f"{row['library']:.0%}", f"{row['peak']:.2f}"]
 
 
-def text(lines: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in lines)
-    return "\n".join("  ".join(row).rstrip() for row in rows)
-
-
 def markdown(results: dict[str, Any]) -> str:
     parts = [
         "# Compiled models",
@@ -551,7 +546,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     for title, lines in tables(results).items():
-        print(f"{title}\n{text(lines)}\n")
+        print(title, *table_lines(lines), "", sep="\n")
     if options.save:
         path = RESULTS / f"{options.device.type}-models.json"
         path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

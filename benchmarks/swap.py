@@ -35,6 +35,7 @@ import transformers
 from kernel_table.cpu import quartiles
 
 import burnt
+from burnt._text import table_lines
 from burnt.swapping.benchmark import Comparison, compare
 from burnt.swapping.patterns.hf_layers import resolve_global, with_global
 
@@ -291,12 +292,6 @@ def table(results: dict[str, Any]) -> list[list[str]]:
     return [head(results), *lines]
 
 
-def text(lines: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rows = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in lines)
-    return "\n".join("  ".join(row).rstrip() for row in rows)
-
-
 def markdown(results: dict[str, Any]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in table(results)]
     notes = [
@@ -355,7 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{row}: {found.report}", end="\n\n")
         if options.json:
             options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    print(text(table(results)))
+    print(*table_lines(table(results)), sep="\n")
     for row, found in results["rows"].items():
         if found["peak_mb"]:
             print(f"memory of {row}: " + ", ".join(f"{n} {mb:.0f} MB" for n, mb in found["peak_mb"].items()))

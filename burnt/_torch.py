@@ -723,7 +723,7 @@ def onednn_linear(
     # ``ONEDNN_VERBOSE=1``), which takes 700 times as long as its matmul.
     if weight.layout == torch.strided and not (weight.is_contiguous() or weight.t().is_contiguous()):
         weight = weight.t().contiguous().t() if weight.stride(0) == 1 else weight.contiguous()
-    bias = None if bias is None else bias.contiguous()  # oneDNN is not told its strides
+    bias = None if bias is None else bias.contiguous()  # oneDNN ignores its strides
     result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, epilogue, [], kind)
     return result
 

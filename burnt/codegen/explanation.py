@@ -103,14 +103,14 @@ class Explanation:
 
     def _merged(self, steps: Sequence[Step]) -> list[tuple[Step, int]]:
         """Return steps that differ in name and time only as one with the total time, and their number."""
-        alike: dict[Any, list[Step]] = {}
+        groups: dict[Any, list[Step]] = {}
         for step in steps:
             name = step.name if step.kind in ("library", "view", "torch") else None
             machine = [getattr(step, field) for field in MACHINE]
-            alike.setdefault((name, step.kind, step.ops, step.bytes, step.why, *machine), []).append(step)
+            groups.setdefault((name, step.kind, step.ops, step.bytes, step.why, *machine), []).append(step)
         return [
             (dataclasses.replace(same[0], seconds=sum(filter(None, (s.seconds for s in same)))), len(same))
-            for same in alike.values()
+            for same in groups.values()
         ]
 
 

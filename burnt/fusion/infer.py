@@ -288,7 +288,7 @@ class _Rewriter:
         last.replace_all_uses_with(new, propagate_meta=True)
 
     def contiguous(self, bias: _Node | None) -> _Node | None:
-        """Return a bias that oneDNN reads, which is not told its strides."""
+        """Return a contiguous bias, as oneDNN ignores its strides."""
         if bias is None or bias.meta["val"].is_contiguous():
             return bias
         with self.graph.inserting_after(bias):

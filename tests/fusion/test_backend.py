@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,16 +18,7 @@ from burnt.errors import FusionError, FusionWarning, UnsupportedError
 from burnt.fusion.backend import backend
 from burnt.fusion.graph import device_of, host_inputs
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
-        yield
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("afresh")]
 
 
 class Block(nn.Module):

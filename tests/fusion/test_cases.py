@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,16 +19,11 @@ from burnt import _torch
 from burnt.errors import FusionWarning
 from tests.codegen.compare import strides
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
-        yield
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("afresh"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 def outcome(fn: Callable[..., Any], args: Any) -> tuple[list[Any], list[Any], list[Any]]:

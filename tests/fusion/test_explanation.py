@@ -6,7 +6,6 @@ import inspect
 import json
 import re
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,16 +14,7 @@ from torch import Tensor, nn
 import burnt
 from burnt.errors import ConfigError, FusionWarning, UnsupportedError
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
-        yield
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("afresh")]
 
 
 class Net(nn.Module):

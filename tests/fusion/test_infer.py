@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,11 +22,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("error", FusionWarning)
+def without_gradients(afresh: None) -> Iterator[None]:
+    with torch.no_grad():
         yield
 
 

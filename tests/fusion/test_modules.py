@@ -7,8 +7,7 @@ import io
 import os
 import pickle
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,16 +20,11 @@ from torch.utils.checkpoint import checkpoint
 import burnt
 from burnt.errors import FusionWarning
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FusionWarning)  # a graph that torch runs
-        yield
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("afresh"),
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 class Net(nn.Module):
